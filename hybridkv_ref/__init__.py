@@ -1,0 +1,1 @@
+"""Reference semantics for hybrid-attention KV caches."""

@@ -1,0 +1,319 @@
+"""Builds the Tables from the table files: every row once per kind that uses it, every property once per kind it fits.
+
+``load_tables()`` is what everybody calls.  ``build`` takes the records themselves, so that mutation and tests can change
+one row in memory and see what follows.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+
+import dataclasses
+
+import msgspec
+
+from hybridkv_ref.errors import InputError
+from hybridkv_ref.expr import BOOL, INT, TRUE, Expr, Lit, Op, Scope, Type, parse, render
+from hybridkv_ref.names import Declared, declare
+from hybridkv_ref.needs import resume_guards
+from hybridkv_ref.paths import SPEC_DIR
+from hybridkv_ref.rows import STAGE_ROLE, RowBuilder, RowSource, pairs
+from hybridkv_ref.spec_files import (
+    ConstantSpec,
+    FileSpec,
+    InvariantSpec,
+    ResponseSpec,
+    SometimesSpec,
+    Spec,
+    StepSpec,
+    VarSpec,
+    read_spec,
+)
+from hybridkv_ref.tables import Constant, Event, Helpful, Kind, Property, Response, Sum, Tables, Var
+
+SCHEMA_VERSION = 1
+ZERO = Lit(0, INT)
+Stated = InvariantSpec | StepSpec | SometimesSpec | ResponseSpec
+
+
+@lru_cache(maxsize=8)
+def load_tables(directory: Path = SPEC_DIR) -> Tables:
+    """Reads and builds the tables of a spec directory; InputError names file, place and reason."""
+    return build(read_spec(directory))
+
+
+def build(spec: Spec) -> Tables:
+    """The Tables of these records."""
+    declared = declare(spec.files)
+    return _Builder(spec, declared).tables()
+
+
+def table_hash(spec: Spec) -> str:
+    """SHA-256 of the records in canonical JSON: comments and layout do not count, every rule does."""
+    return hashlib.sha256(msgspec.json.encode(spec, order="deterministic")).hexdigest()
+
+
+class _Builder:
+    def __init__(self, spec: Spec, declared: Declared) -> None:
+        self.spec, self.declared = spec, declared
+        self.rows = RowBuilder(declared, resume_guards(spec.recovery, declared))
+
+    def tables(self) -> Tables:
+        d = self.declared
+        classes = {c: dict(self.class_vars(c)) for c in d.classes}
+        stages = {k: t.members for k, t in d.stages.items()}
+        sets: dict[str, dict[str, tuple[str, ...]]] = {}
+        for name, options in d.sets.items():
+            for kind, members in options.items():
+                sets.setdefault(kind.label.removeprefix("stage:"), {})[name] = members
+        events = tuple(self.events())
+        names = [e.id for e in events]
+        twice = next((n for n in names if names.count(n) > 1), None)
+        if twice:
+            raise InputError(f"rows: '{twice}' is written twice")
+        return Tables(
+            {k: self.kind(k) for k in d.kind_files},
+            classes,
+            stages,
+            sets,
+            self.constants(),
+            self.globals(),
+            events,
+            tuple(self.properties()),
+            tuple(self.responses()),
+            table_hash(self.spec),
+        )
+
+    # -- declarations ---------------------------------------------------------------------------------------------
+    def kind(self, name: str) -> Kind:
+        label = self.declared.kind_files[name]
+        spec = self.spec.files[label]
+        members = self.declared.stages[name].members
+        edges = set()
+        for index, text in enumerate(spec.edges):
+            ends = [p.strip() for p in text.split("->")]
+            if len(ends) != 2 or any(e not in members for e in ends):
+                raise InputError(f"{label}: edges[{index}]: '{text}' is not 'STAGE -> STAGE'")
+            edges.add((ends[0], ends[1]))
+        stage = Var("stage", self.declared.stages[name], members[0])
+        own = {
+            n: self.var(n, v, name, f"{label}: segment.{n}", "segment", name)
+            for n, v in self.declared.segment[name].items()
+        }
+        sets = {n: o[self.declared.stages[name]] for n, o in self.declared.sets.items() if self.declared.stages[name] in o}
+        return Kind(
+            name, label, spec.title, members, sets, frozenset(spec.capabilities), frozenset(edges),
+            {"stage": stage, **own}, tuple(spec.extend),
+        )  # fmt: skip
+
+    def class_vars(self, cls: str) -> Iterator[tuple[str, Var]]:
+        if cls in self.declared.stages:
+            kind = self.declared.stages[cls]
+            yield "stage", Var("stage", kind, kind.members[0])
+        for name, spec in self.declared.classes[cls].items():
+            for kind_name in self.declared.kinds_with("cacheable") if spec.per_kind else ("",):
+                stored = f"{name}.{kind_name}" if kind_name else name
+                yield stored, self.var(stored, spec, cls, f"{cls}.{name}", cls, kind_name)
+
+    def var(self, name: str, spec: VarSpec, stage: str, place: str, cls: str, kind: str) -> Var:
+        kind_type = self.declared.var_type(spec, stage, place)
+        init: int | str = kind_type.members[0] if kind_type.name == "enum" else 0
+        if spec.init is not None:
+            init = spec.init if isinstance(spec.init, str) else int(spec.init)
+            if (kind_type.name == "enum") != isinstance(init, str) or (isinstance(init, str) and init not in kind_type.members):
+                raise InputError(f"{place}.init: {spec.init!r} is not {kind_type}")
+        return Var(name, kind_type, init, spec.rigid, self.sum(spec, place, kind, cls), spec.doc)
+
+    def sum(self, spec: VarSpec, place: str, kind: str, owner: str) -> Sum | None:
+        if spec.sum is None:
+            return None
+        of, where = spec.sum.of, f"{place}.sum"
+        if of in ("segment", "lease"):
+            # A per-kind counter, a kind's pool and a segment's own count see that kind only; the rest see every kind.
+            kinds = (kind,) if kind else self.declared.kinds_with(spec.sum.has)
+            terms = {
+                k: self.term(spec.sum.term, self.declared.scope(of, {"self": k}), where)
+                for k in kinds
+                if k in self.declared.kinds_with(spec.sum.has or ("cacheable" if of == "lease" else ""))
+            }
+        else:
+            terms = {"": self.term(spec.sum.term, self.declared.scope(of, {}), where)}
+        return Sum(of, spec.sum.via, terms)
+
+    @staticmethod
+    def term(text: str, scope: Scope, place: str) -> Expr:
+        return parse(text, scope, f"{place}.term", INT)
+
+    def constants(self) -> dict[str, Constant]:
+        found: dict[str, Constant] = {}
+        for label, spec in self.spec.files.items():
+            for name, constant in spec.constants.items():
+                found[name] = self.constant(name, constant, label, "")
+            for name, constant in spec.kind_constants.items():
+                for kind in self.declared.kind_files:
+                    found[f"{kind}.{name}"] = self.constant(f"{kind}.{name}", constant, label, kind)
+        return found
+
+    def constant(self, name: str, spec: ConstantSpec, label: str, kind: str) -> Constant:
+        scope = Scope({n: r for n, r in self.declared.shared(kind).items() if r.role == "const"})
+        assume = tuple(
+            (text, parse(text, scope, f"{label}: constants.{name}.assume[{i}]")) for i, text in enumerate(spec.assume)
+        )
+        return Constant(name, spec.small, assume, spec.doc)
+
+    def globals(self) -> dict[str, Var]:
+        found = {n: self.var(n, s, "", f"pool.{n}", "global", "") for n, s in self.declared.pool.items()}
+        for kind in self.declared.kind_files:
+            for name, spec in self.declared.kind_pool.items():
+                found[f"{kind}.{name}"] = self.var(f"{kind}.{name}", spec, "", f"kind_pool.{name}", "global", kind)
+        return found
+
+    # -- rows -----------------------------------------------------------------------------------------------------
+    def sources(self) -> tuple[dict[str, RowSource], dict[str, dict[str, RowSource]]]:
+        """Shared rows by name, and per kind the rows it uses or owns."""
+        shared: dict[str, RowSource] = {}
+        for label, spec in self.spec.files.items():
+            for name, row in spec.rows.items() if not spec.kind else ():
+                if name in shared:
+                    raise InputError(f"{label}: rows.{name}: written twice")
+                shared[name] = RowSource(label, name, row)
+            for name, row in spec.rows.items() if spec.kind else ():
+                if row.scope == "system":
+                    shared[name] = RowSource(label, name, row)
+        per_kind: dict[str, dict[str, RowSource]] = {}
+        for label, spec in self.spec.files.items():
+            if not spec.kind:
+                continue
+            mine: dict[str, RowSource] = {}
+            for name in spec.uses:
+                if name not in shared or shared[name].spec.scope not in ("segment", "lease"):
+                    raise InputError(f"{label}: uses: '{name}' is no shared row of a segment or lease")
+                base = shared[name]
+                extra = ((label, spec.kind, spec.extend[name]),) if name in spec.extend else ()
+                mine[name] = RowSource(base.file, name, base.spec, extra)
+            for name, extension in spec.extend.items():
+                if name in shared and shared[name].spec.scope == "request":
+                    base = shared[name]
+                    shared[name] = dataclasses.replace(base, extends=(*base.extends, (label, spec.kind, extension)))
+                elif name not in mine:
+                    raise InputError(f"{label}: extend.{name}: not among the rows that this kind uses")
+            for name, row in spec.rows.items():
+                if row.scope == "system":
+                    continue
+                if name in mine or name in shared:
+                    raise InputError(f"{label}: rows.{name}: a shared row has this name")
+                mine[name] = RowSource(label, name, row)
+            per_kind[spec.kind] = mine
+        return shared, per_kind
+
+    def events(self) -> Iterator[Event]:
+        shared, per_kind = self.sources()
+        for kind, mine in per_kind.items():
+            for row in mine.values():
+                if not row.spec.part:
+                    yield self.rows.event(row, {"self": kind})
+        for row in shared.values():
+            if row.spec.scope in ("request", "graph", "system"):
+                yield self.rows.event(row, {})
+        for label, spec in self.spec.files.items():
+            for name, handoff in spec.handoffs.items():
+                for pair in pairs(self.declared, handoff):
+                    ends = {}
+                    for role, side in (("src", handoff.src), ("dst", handoff.dst)):
+                        if role not in handoff.order:
+                            continue
+                        row_or_none = per_kind[pair[role]].get(side.row)
+                        if row_or_none is None or not row_or_none.spec.part:
+                            where = self.declared.kind_files[pair[role]]
+                            raise InputError(f"{where}: capability '{side.has}' needs the part row '{side.row}'")
+                        ends[role] = row_or_none
+                    yield self.rows.handoff(label, name, handoff, ends, pair)
+
+    # -- properties -----------------------------------------------------------------------------------------------
+    def spread(self, label: str, item: Stated) -> Iterator[dict[str, str]]:
+        """The kinds (role -> kind) that a property of this file, scope and capability is stated for."""
+        own, scope, has = self.spec.files[label].kind, item.scope, item.has
+        if scope == "copy":
+            for src in self.declared.kinds_with(item.src_has) if item.src_has else ("",):
+                for dst in self.declared.kinds_with(item.dst_has) if item.dst_has else ("",):
+                    if not item.same_kind or src == dst:
+                        yield {r: k for r, k in (("src", src), ("dst", dst)) if k}
+        elif scope in ("segment", "lease") or has:
+            needed = has or ("cacheable" if scope == "lease" else "")
+            for kind in (own,) if own else self.declared.kinds_with(needed):
+                yield {"self": kind}
+        else:
+            yield {}
+
+    def properties(self) -> Iterator[Property]:
+        for label, spec in self.spec.files.items():
+            groups: tuple[tuple[str, Mapping[str, InvariantSpec | StepSpec | SometimesSpec]], ...] = (
+                ("invariant", spec.invariant), ("step", spec.step), ("sometimes", spec.sometimes),
+            )  # fmt: skip
+            for form, items in groups:
+                for name, item in items.items():
+                    for kinds in self.spread(label, item):
+                        yield self.property(f"{label}: {form}.{name}", form, name, item, kinds)
+
+    def property(
+        self, where: str, form: str, name: str, item: InvariantSpec | StepSpec | SometimesSpec, kinds: dict[str, str]
+    ) -> Property:
+        expr = parse(item.holds, self.declared.scope(item.scope, kinds, new=form == "step"), f"{where}.holds")
+        text = item.holds
+        if isinstance(item, InvariantSpec) and item.resume:
+            need = Op("and", tuple(g.expr for g in self.rows.resume[kinds["self"]]), BOOL)
+            expr, text = Op("implies", (expr, need), BOOL), f"implies({text}, {render(need)})"
+        role = item.role if isinstance(item, InvariantSpec) else "goal"
+        on = item.on if isinstance(item, StepSpec) else ""
+        return Property(
+            _id(name, kinds), form, item.scope, kinds, expr, text, where, role, on, tuple(item.rules), item.doc
+        )
+
+    def responses(self) -> Iterator[Response]:
+        for label, spec in self.spec.files.items():
+            for name, claim in spec.response.items():
+                for kinds in self.spread(label, claim):
+                    yield self.response(label, name, claim, kinds)
+
+    def response(self, label: str, name: str, claim: ResponseSpec, kinds: Mapping[str, str]) -> Response:
+        where = f"{label}: response.{name}"
+        scope = self.declared.scope(claim.scope, kinds)
+
+        def read(text: str, key: str, want: Type = BOOL) -> Expr:
+            return parse(text, scope, f"{where}.{key}", want)
+
+        known = {r for s in self.spec.files.values() for r in (*s.rows, *s.handoffs)}
+        for row in (*claim.without, *(h.row for h in claim.helpful if h.row)):
+            if row != "intake" and row not in known:
+                raise InputError(f"{where}: no row '{row}'")
+        helpful = tuple(
+            Helpful(
+                h.row,
+                h.by,
+                read(h.when, f"helpful[{i}].when"),
+                read(h.count, f"helpful[{i}].count", INT) if h.by else ZERO,
+                read(h.who, f"helpful[{i}].who") if h.who else TRUE,
+                read(h.probe, f"helpful[{i}].probe") if h.probe else TRUE,
+                h.when,
+            )
+            for i, h in enumerate(claim.helpful)
+        )
+        return Response(
+            _id(name, kinds), claim.form, claim.scope, kinds, read(claim.from_, "from"), read(claim.to, "to"),
+            read(claim.given, "given") if claim.given else TRUE,
+            tuple(read(r, f"rank[{i}]", INT) for i, r in enumerate(claim.rank)),
+            helpful, frozenset(claim.without), tuple(claim.rules), f"{claim.from_}  leads to  {claim.to}",
+        )  # fmt: skip
+
+
+def _id(name: str, kinds: Mapping[str, str]) -> str:
+    return f"{name}<{'>'.join(kinds.values())}>" if kinds else name
+
+
+def kind_files(spec: Spec) -> dict[str, FileSpec]:
+    """The table files of kinds, by kind name."""
+    return {s.kind: s for s in spec.files.values() if s.kind}
+
+
+__all__ = ["STAGE_ROLE", "build", "kind_files", "load_tables", "table_hash"]

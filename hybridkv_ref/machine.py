@@ -1,0 +1,158 @@
+"""The machine: the tables, running.
+
+A ``Machine`` is the tables compiled for one choice of constants; a ``World`` is one state: globals and entities.  ``fire``
+applies one event atomically; a refused one changes nothing and says which guard was false, with the values it saw.
+Everything here is generic: there is no kind, row or rule by name.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hybridkv_ref.compile_py import attribute, event_source, predicate_source
+from hybridkv_ref.expr import Expr, Ref, refs
+from hybridkv_ref.tables import CLASS_OF, ROLES, Event, Guard, Tables, Var
+
+Value = int | str
+
+
+class Refused(Exception):
+    """A row's guard was false.  ``event``, ``guard`` and ``values`` (name as written -> value) say which and why."""
+
+    def __init__(self, event: Event, guard: Guard, values: Mapping[str, Value]) -> None:
+        self.event, self.guard, self.values = event, guard, dict(values)
+        shown = ", ".join(f"{n}={v}" for n, v in self.values.items())
+        rules = f" ({', '.join(event.rules)})" if event.rules else ""
+        super().__init__(f"{event.id}: refused by '{guard.text}' with {shown}{rules}")
+
+
+class Entity:
+    """One segment, lease, request, copy or graph.  Variables are attributes; ``refs`` points at its owners by role."""
+
+    __slots__ = ("cls", "kind", "name", "refs")
+    cls: str
+    kind: str
+    name: str
+    refs: dict[str, "Entity"]
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{self.name if hasattr(self, 'name') else 'entity'} has no variable '{name}'")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """An event with its function: ``call(G, *entities, *inputs)`` gives the false guard's index, or -1 when fired."""
+
+    event: Event
+    call: Callable[..., int]
+
+
+def _record(name: str, variables: Mapping[str, Var], base: type) -> type:
+    slots = tuple(attribute(v) for v in variables)
+    return type(name, (base,), {"__slots__": slots, "__module__": __name__})
+
+
+class Globals:
+    """The pool variables of a world, as attributes."""
+
+    __slots__ = ()
+
+
+class Machine:
+    """The tables compiled for one choice of constants (default: the small ones of the tables)."""
+
+    def __init__(self, tables: Tables, constants: Mapping[str, int] | None = None) -> None:
+        self.tables = tables
+        self.constants = {n: c.small for n, c in tables.constants.items()} | dict(constants or {})
+        self.types: dict[tuple[str, str], type] = {("segment", k): _record(k, kind.vars, Entity) for k, kind in tables.kinds.items()}
+        self.types |= {(c, ""): _record(c, v, Entity) for c, v in tables.classes.items()}
+        self.globals_type = _record("Pool", tables.globals, Globals)
+        source = [event_source(e, f"f{i}", self.constants) for i, e in enumerate(tables.events)]
+        space: dict[str, Any] = {}
+        exec(compile("\n".join(source), "<tables>", "exec"), space)
+        self.events = {e.id: Compiled(e, space[f"f{i}"]) for i, e in enumerate(tables.events)}
+
+    def predicate(self, expr: Expr, scope: str) -> Callable[..., bool]:
+        """A one-state expression over a scope's roles as a function of (G, *entities)."""
+        used = {r.role for r in refs(expr)}
+        roles = tuple(r for r in ROLES[scope] if r in used or scope != "copy")
+        space: dict[str, Any] = {}
+        exec(predicate_source(expr, "p", roles, self.constants), space)
+        function: Callable[..., bool] = space["p"]
+        return function
+
+    def world(self) -> "World":
+        """A fresh world: every global at its first value, no entities."""
+        return World(self)
+
+
+class World:
+    """One state of the machine: ``pool`` holds the globals, ``entities`` everything else in order of creation."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.pool: Any = machine.globals_type()
+        for name, var in machine.tables.globals.items():
+            setattr(self.pool, attribute(name), var.init)
+        self.entities: list[Entity] = []
+
+    def add(self, cls: str, kind: str = "", refs: Mapping[str, Entity] | None = None, **rigid: Value) -> Any:
+        """A new entity in its first stage; ``rigid`` sets rigid variables, ``refs`` its owners by role."""
+        tables = self.machine.tables
+        entity: Any = self.machine.types[cls, kind if cls == "segment" else ""]()
+        entity.cls, entity.kind, entity.refs = cls, kind, dict(refs or {})
+        entity.name = f"{kind or cls}#{sum(1 for e in self.entities if e.cls == cls and e.kind == kind)}"
+        variables = tables.vars_of(cls, kind)
+        for name, var in variables.items():
+            setattr(entity, attribute(name), var.init)
+        for name, value in rigid.items():
+            if name not in variables or not variables[name].rigid:
+                raise KeyError(f"{entity.name}: '{name}' is not a rigid variable")
+            setattr(entity, attribute(name), value)
+        self.entities.append(entity)
+        return entity
+
+    def fire(self, event_id: str, *entities: Entity, **inputs: Value) -> None:
+        """Fires one event on these entities (in the order of its roles); raises Refused and changes nothing if illegal."""
+        compiled = self.machine.events[event_id]
+        self.check_arguments(compiled.event, entities, inputs)
+        index = compiled.call(self.pool, *entities, *(inputs[n] for n in compiled.event.inputs))
+        if index >= 0:
+            guard = compiled.event.guards[index]
+            raise Refused(compiled.event, guard, self.values(guard.expr, compiled.event, entities, inputs))
+
+    def check_arguments(self, event: Event, entities: tuple[Entity, ...], inputs: Mapping[str, Value]) -> None:
+        """Refuses a call that is no firing of this event at all: wrong entities, kinds or inputs (TypeError)."""
+        if len(entities) != len(event.roles) or set(inputs) != set(event.inputs):
+            raise TypeError(f"{event.id}: takes entities {event.roles} and inputs {tuple(event.inputs)}")
+        by_role = dict(zip(event.roles, entities, strict=True))
+        for role, entity in by_role.items():
+            if entity.cls != CLASS_OF[role] or (role in event.kinds and entity.kind != event.kinds[role]):
+                raise TypeError(f"{event.id}: {entity.name} cannot be '{role}'")
+            for owner, target in entity.refs.items():
+                if owner in by_role and by_role[owner] is not target:
+                    raise TypeError(f"{event.id}: {entity.name} belongs to {target.name}, not {by_role[owner].name}")
+
+    def values(
+        self, expr: Expr, event: Event, entities: tuple[Entity, ...], inputs: Mapping[str, Value]
+    ) -> dict[str, Value]:
+        """What the variables of an expression were, by the name a reader knows."""
+        by_role = dict(zip(event.roles, entities, strict=True))
+
+        def look(ref: Ref) -> Value:
+            if ref.role == "const":
+                return self.machine.constants[ref.name]
+            if ref.role == "input":
+                return inputs[ref.name]
+            owner = self.pool if ref.role == "global" else by_role[ref.role]
+            value: Value = getattr(owner, attribute(ref.name))
+            return value
+
+        bare = ("self", "global", "const", "input")
+        return {
+            (r.name if r.role in bare else f"{r.role}.{r.name}"): look(r)
+            for r in sorted(refs(expr), key=lambda r: (r.role, r.name))
+        }

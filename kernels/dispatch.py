@@ -1,0 +1,64 @@
+"""The one dispatch: CUDA tensors run Triton, CPU tensors run torch. Also the checks of arguments that all share."""
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from hybridkv_ref.errors import InputError
+from hybridkv_ref.kernels import _triton
+from hybridkv_ref.layouts import Page
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def choose(
+    operation: str, torch_version: Callable[P, R], triton_version: Callable[P, R], *tensors: Tensor | None
+) -> Callable[P, R]:
+    """The version that runs on the device of `tensors` (None entries do not count).
+
+    InputError: tensors on two devices, a device that is neither CPU nor CUDA, CUDA without triton.
+    """
+    devices = {tensor.device for tensor in tensors if tensor is not None}
+    if len(devices) != 1:
+        raise InputError(f"{operation}:device: tensors on {sorted(map(str, devices))}, one device is needed")
+    kind = devices.pop().type
+    if kind == "cpu":
+        return torch_version
+    if kind != "cuda":
+        raise InputError(f"{operation}:device: {kind} is neither cpu nor cuda")
+    if not _triton.AVAILABLE:
+        raise InputError(f"{operation}:device: CUDA tensors need triton, which is not installed")
+    return triton_version
+
+
+def expect(
+    operation: str, name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...], shape: tuple[int | None, ...]
+) -> None:
+    """Check one argument: dtype, shape (None is any size) and contiguity. InputError names the argument."""
+    fits = tensor.dim() == len(shape) and all(
+        want in (None, got) for want, got in zip(shape, tensor.shape, strict=True)
+    )
+    if tensor.dtype not in dtypes or not fits:
+        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        sizes = ", ".join("any" if size is None else str(size) for size in shape)
+        got = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        raise InputError(f"{operation}:{name}: needs {wanted} [{sizes}], got {got}")
+    if not tensor.is_contiguous():
+        raise InputError(f"{operation}:{name}: must be contiguous")
+
+
+def expect_arena(operation: str, name: str, arena: Tensor, page: Page) -> None:
+    """Check a byte arena: uint8 [blocks, page.stride], contiguous, base aligned as the layout demands."""
+    expect(operation, name, arena, (torch.uint8,), (None, page.stride))
+    if arena.data_ptr() % page.layout.base_align:
+        raise InputError(f"{operation}:{name}: base address is not a multiple of {page.layout.base_align}")
+
+
+def expect_columns(operation: str, name: str, columns: int, block_table: Tensor, page: Page) -> None:
+    """Check that a block table reaches all `columns` entries of a static size. InputError names the argument."""
+    reach = block_table.shape[1] * page.entries
+    if columns > reach:
+        raise InputError(f"{operation}:{name}: {columns} entries, but the block table reaches {reach}")

@@ -1,0 +1,24 @@
+"""What all tests share: where the recorded traces and model lists lie, and how Hypothesis draws its examples."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+# `ci` draws the same examples on every run, so that a failure is the fault of the change under test. `search` draws new
+# ones: pytest --hypothesis-profile=search. Neither has a deadline: no test measures time.
+settings.register_profile("ci", derandomize=True, database=None, deadline=None, print_blob=True)
+settings.register_profile("search", max_examples=1000, deadline=None, print_blob=True)
+settings.load_profile("ci")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of public data (models.json, traces/): $HYBRIDKV_DATA, or shared/data beside the checkout."""
+    folder = Path(os.environ.get("HYBRIDKV_DATA") or CHECKOUT.parent / "shared" / "data")
+    if not folder.is_dir():
+        pytest.skip(f"no data folder at {folder}: set HYBRIDKV_DATA to it")
+    return folder
