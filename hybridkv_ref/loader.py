@@ -14,7 +14,7 @@ import dataclasses
 import msgspec
 
 from hybridkv_ref.errors import InputError
-from hybridkv_ref.expr import BOOL, INT, TRUE, Expr, Lit, Op, Scope, Type, parse, render
+from hybridkv_ref.expr import BOOL, INT, TRUE, Expr, Lit, Op, Scope, Type, parse, refs, render
 from hybridkv_ref.names import Declared, declare
 from hybridkv_ref.needs import resume_guards
 from hybridkv_ref.paths import SPEC_DIR
@@ -123,7 +123,11 @@ class _Builder:
             init = spec.init if isinstance(spec.init, str) else int(spec.init)
             if (kind_type.name == "enum") != isinstance(init, str) or (isinstance(init, str) and init not in kind_type.members):
                 raise InputError(f"{place}.init: {spec.init!r} is not {kind_type}")
-        return Var(name, kind_type, init, spec.rigid, self.sum(spec, place, kind, cls), spec.doc)
+        if spec.at_least is not None and not (spec.rigid and kind_type == INT):
+            raise InputError(f"{place}.at_least: only a rigid int has a lower bound")
+        if spec.at_least is not None and spec.init is None:
+            init = spec.at_least
+        return Var(name, kind_type, init, spec.rigid, spec.at_least, self.sum(spec, place, kind, cls), spec.doc)
 
     def sum(self, spec: VarSpec, place: str, kind: str, owner: str) -> Sum | None:
         if spec.sum is None:
@@ -266,8 +270,14 @@ class _Builder:
             expr, text = Op("implies", (expr, need), BOOL), f"implies({text}, {render(need)})"
         role = item.role if isinstance(item, InvariantSpec) else "goal"
         on = item.on if isinstance(item, StepSpec) else ""
+        choose = TRUE
+        if isinstance(item, InvariantSpec) and item.choose:
+            choose = parse(item.choose, self.declared.scope(item.scope, kinds), f"{where}.choose")
+            probes = {r for r in refs(choose) if r.role == "const"}
+            if probes & refs(expr) or not probes:
+                raise InputError(f"{where}.choose: fixes a constant that the property itself must not mention")
         return Property(
-            _id(name, kinds), form, item.scope, kinds, expr, text, where, role, on, tuple(item.rules), item.doc
+            _id(name, kinds), form, item.scope, kinds, expr, text, where, role, on, choose, tuple(item.rules), item.doc
         )
 
     def responses(self) -> Iterator[Response]:
@@ -283,8 +293,15 @@ class _Builder:
         def read(text: str, key: str, want: Type = BOOL) -> Expr:
             return parse(text, scope, f"{where}.{key}", want)
 
+        extra = [
+            h
+            for s in self.spec.files.values()
+            if s.kind and s.kind == kinds.get("self")
+            for h in s.extend_claim.get(name, [])
+        ]
+        helps = (*claim.helpful, *extra)
         known = {r for s in self.spec.files.values() for r in (*s.rows, *s.handoffs)}
-        for row in (*claim.without, *(h.row for h in claim.helpful if h.row)):
+        for row in (*claim.without, *claim.also_fair, *(h.row for h in helps if h.row)):
             if row != "intake" and row not in known:
                 raise InputError(f"{where}: no row '{row}'")
         helpful = tuple(
@@ -297,13 +314,13 @@ class _Builder:
                 read(h.probe, f"helpful[{i}].probe") if h.probe else TRUE,
                 h.when,
             )
-            for i, h in enumerate(claim.helpful)
+            for i, h in enumerate(helps)
         )
         return Response(
             _id(name, kinds), claim.form, claim.scope, kinds, read(claim.from_, "from"), read(claim.to, "to"),
             read(claim.given, "given") if claim.given else TRUE,
             tuple(read(r, f"rank[{i}]", INT) for i, r in enumerate(claim.rank)),
-            helpful, frozenset(claim.without), tuple(claim.rules), f"{claim.from_}  leads to  {claim.to}",
+            helpful, frozenset(claim.without), frozenset(claim.also_fair), tuple(claim.rules), f"{claim.from_}  leads to  {claim.to}",
         )  # fmt: skip
 
 

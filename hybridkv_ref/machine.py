@@ -111,6 +111,9 @@ class World:
         for name, value in rigid.items():
             if name not in variables or not variables[name].rigid:
                 raise KeyError(f"{entity.name}: '{name}' is not a rigid variable")
+            least = variables[name].at_least
+            if least is not None and int(value) < least:
+                raise ValueError(f"{entity.name}: {name}={value} is below {least}")
             setattr(entity, attribute(name), value)
         self.entities.append(entity)
         return entity

@@ -202,11 +202,17 @@ class RowBuilder:
         if outside:
             raise InputError(f"{outside[0].place}: at '{outside[0].text}': a handoff itself writes only the copy")
         types = {n: r.type for n, r in free.items()}
-        parts = [own]
+        parts, passed = [own], dict[str, Expr]()
         for role in spec.order:
             side = spec.src if role == "src" else spec.dst
-            parts.append(self.side(rows[role], side, role, kinds, pair.with_names(free), types, place))
+            parts.append(self.side(rows[role], side, role, kinds, pair.with_names(free), types, passed, place))
         guards, effects, edges = fuse(parts)
+
+        def hand_over(expr: Expr) -> Expr | None:
+            return passed.get(expr.name) if isinstance(expr, Ref) and expr.role == "input" else None
+
+        guards = tuple(replace(g, expr=rewrite(g.expr, hand_over)) for g in guards)
+        effects = tuple(replace(e, expr=rewrite(e.expr, hand_over)) for e in effects)
         rules = [r for role in spec.order for r in rows[role].spec.rules]
         return Event(
             f"{name}[{kinds['src']}>{kinds['dst']}]", name, file, "copy", dict(kinds), guards, effects, edges, types,
@@ -222,15 +228,19 @@ class RowBuilder:
         kinds: Mapping[str, str],
         scope: Scope,
         types: dict[str, Type],
+        passed: dict[str, Expr],
         place: str,
     ) -> Part:
-        """A part row turned to its side: ``self`` becomes src or dst, inputs become what the handoff passes."""
+        """A part row turned to its side: ``self`` becomes src or dst.
+
+        What the handoff passes is collected in ``passed`` under the side's own input names; it is put in after fusing,
+        because it is read before the step.
+        """
         part = self.part(row, {"self": kinds[role]})
         declared = self.inputs(row.inputs, place, kinds[role])
-        passed: dict[str, Expr] = {}
         for name, ref in declared.items():
             if name in side.pass_:
-                passed[name] = parse(side.pass_[name], scope, f"{place}.{role}.pass.{name}", ref.type)
+                passed[f"{role}.{name}"] = parse(side.pass_[name], scope, f"{place}.{role}.pass.{name}", ref.type)
             else:
                 types.setdefault(name, ref.type)
         unknown = [n for n in side.pass_ if n not in declared]
@@ -239,7 +249,7 @@ class RowBuilder:
 
         def turn(expr: Expr) -> Expr | None:
             if isinstance(expr, Ref) and expr.role == "input":
-                return passed.get(expr.name, expr)
+                return replace(expr, name=f"{role}.{expr.name}") if expr.name in side.pass_ else expr
             if isinstance(expr, Ref) and expr.role == "self":
                 return replace(expr, role=role)
             return None

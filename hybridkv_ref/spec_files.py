@@ -40,13 +40,17 @@ class SumSpec(Record, frozen=True):
 
 
 class VarSpec(Record, frozen=True):
-    """A variable of an entity or a pool.  ``type`` is int, counter, bool, stage or a list of enum members."""
+    """A variable of an entity or a pool.  ``type`` is int, counter, bool, stage or a list of enum members.
+
+    ``at_least`` bounds a rigid int: assumed in proofs, checked when the machine makes the entity.
+    """
 
     type: str | list[str]
     rigid: bool = False
     per_kind: bool = False
     sum: SumSpec | None = None
     init: int | bool | str | None = None
+    at_least: int | None = None
     needs: str = ""
     doc: str = ""
 
@@ -114,13 +118,18 @@ class HandoffSpec(Record, frozen=True):
 
 
 class InvariantSpec(Record, frozen=True):
-    """A one-state property.  ``goal`` says something a user cares about, ``helper`` makes a goal inductive."""
+    """A one-state property.  ``goal`` says something a user cares about, ``helper`` makes a goal inductive.
+
+    ``resume`` appends what recovery.toml demands of the kind.  ``choose`` fixes an arbitrary constant (a probe) for this
+    proof: sound, because what is assumed holds for each of its values and the property does not mention it.
+    """
 
     scope: Scope
     holds: str
     rules: list[str] = []
     role: Literal["goal", "helper"] = "goal"
     resume: bool = False
+    choose: str = ""
     has: str = ""
     src_has: str = ""
     dst_has: str = ""
@@ -162,7 +171,8 @@ class ResponseSpec(Record, frozen=True):
     """Liveness: whenever ``from`` holds, ``to`` follows.  ``rank`` is compared lexicographically.
 
     ``given`` restricts the claim to states that no row of the claim leaves (proved), ``without`` names the rows
-    (or ``intake``: all that bring new work) that are switched off, for drain claims.
+    (or ``intake``: all that bring new work) that are switched off and ``also_fair`` rows that somebody who wants the cache
+    drained will fire, for drain claims.
     """
 
     scope: Scope
@@ -177,6 +187,7 @@ class ResponseSpec(Record, frozen=True):
     same_kind: bool = False
     given: str = ""
     without: list[str] = []
+    also_fair: list[str] = []
     form: Literal["response", "bounded", "drain", "queue"] = "response"
     doc: str = ""
 
@@ -221,6 +232,7 @@ class FileSpec(Record, frozen=True):
     invariant: dict[str, InvariantSpec] = {}
     step: dict[str, StepSpec] = {}
     response: dict[str, ResponseSpec] = {}
+    extend_claim: dict[str, list[HelpfulSpec]] = {}
     sometimes: dict[str, SometimesSpec] = {}
 
 

@@ -9,7 +9,7 @@ between them, ``graph`` a captured graph.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hybridkv_ref.expr import Expr, Ref, Type
+from hybridkv_ref.expr import TRUE, Expr, Ref, Type
 
 ROLES: dict[str, tuple[str, ...]] = {
     "global": (),
@@ -23,7 +23,7 @@ ROLES: dict[str, tuple[str, ...]] = {
 CLASS_OF = {"self": "segment", "src": "segment", "dst": "segment", "lease": "lease", "req": "request", "copy": "copy", "graph": "graph"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sum:
     """What a variable adds up: ``terms`` per kind of segment ('' where kinds do not matter) over entities of ``cls``.
 
@@ -35,7 +35,7 @@ class Sum:
     terms: Mapping[str, Expr]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Var:
     """A variable of an entity class or a global; ``init`` is its first value."""
 
@@ -43,11 +43,12 @@ class Var:
     type: Type
     init: int | str
     rigid: bool = False
+    at_least: int | None = None
     sum: Sum | None = None
     doc: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Constant:
     """A symbolic constant with its value in finite instances."""
 
@@ -76,7 +77,7 @@ class Effect:
     place: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Event:
     """One thing that can happen, atomically.  ``kinds`` maps the segment roles to their kinds."""
 
@@ -106,7 +107,7 @@ class Event:
         return ROLES[self.scope]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Property:
     """An invariant, step property or witness; ``kinds`` restricts each segment role to the kinds it is stated for."""
 
@@ -119,6 +120,7 @@ class Property:
     place: str
     role: str = "goal"
     on: str = ""
+    choose: Expr = TRUE
     rules: tuple[str, ...] = ()
     doc: str = ""
 
@@ -139,7 +141,7 @@ class Helpful:
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Response:
     """A liveness claim for one scope and kind: from ``start`` always eventually ``goal``, by the falling ``rank``."""
 
@@ -153,11 +155,12 @@ class Response:
     rank: tuple[Expr, ...]
     helpful: tuple[Helpful, ...]
     without: frozenset[str]
+    also_fair: frozenset[str]
     rules: tuple[str, ...]
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kind:
     """One kind of segment."""
 
@@ -172,7 +175,7 @@ class Kind:
     extensions: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tables:
     """The whole spec, loaded."""
 

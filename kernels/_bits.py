@@ -5,8 +5,8 @@
 * integer arithmetic on bits, for Triton: its interpreter truncates fp32 to bf16 and loses the carry of fp32 to e4m3,
   and sm_80 has no fp8 conversion at all. All of them round to nearest, ties to even, and saturate.
 
-The scale of a tile is a power of two by the rule `2 ** ceil(log2(amax / max))`, read off the bits of amax: computed with
-a logarithm in fp32 it misses boundary cases, and then writer and reader are of different ABIs.
+The scale of a tile is a power of two by the rule `2 ** ceil(log2(amax / max))`, read off the bits of amax: computed
+with a logarithm in fp32 it misses boundary cases, and then writer and reader are of different ABIs.
 """
 
 from functools import cache
@@ -118,7 +118,7 @@ def scale_of(amax: Tensor, name: str, rule: str, min_exponent: int) -> Tensor:
 
 
 @jit
-def widen_e4m3(code: tl.tensor):
+def widen_e4m3(code: tl.tensor) -> tl.tensor:
     """fp32 of e4m3 codes: as fp16 bits the value is 2 ** -8 of the true one, subnormals included."""
     wide = code.to(tl.int16)
     half = (((wide & 0x7F) << 7) | ((wide & 0x80) << 8)).to(tl.float16, bitcast=True)
@@ -126,7 +126,7 @@ def widen_e4m3(code: tl.tensor):
 
 
 @jit
-def widen_e2m1(code: tl.tensor):
+def widen_e2m1(code: tl.tensor) -> tl.tensor:
     """fp32 of e2m1 codes (0..15), by the same way through fp16: 1 exponent bias against 15."""
     wide = code.to(tl.int16)
     half = (((wide & 0x7) << 9) | ((wide & 0x8) << 12)).to(tl.float16, bitcast=True)
@@ -134,13 +134,13 @@ def widen_e2m1(code: tl.tensor):
 
 
 @jit
-def widen_bf16(bits: tl.tensor):
+def widen_bf16(bits: tl.tensor) -> tl.tensor:
     """fp32 of bf16 bits (int16)."""
     return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
 
 
 @jit
-def narrow_bf16(x: tl.tensor):
+def narrow_bf16(x: tl.tensor) -> tl.tensor:
     """bf16 bits (int16) of fp32, to nearest even; a NaN stays one."""
     bits = x.to(tl.int32, bitcast=True)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -148,7 +148,9 @@ def narrow_bf16(x: tl.tensor):
 
 
 @jit
-def narrow_small(x: tl.tensor, MANTISSA: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr, NAN: tl.constexpr):
+def narrow_small(
+    x: tl.tensor, MANTISSA: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr, NAN: tl.constexpr
+) -> tl.tensor:
     """Magnitude code (int32, sign not included) of fp32 `x` in an element of the given shape."""
     drop: tl.constexpr = 23 - MANTISSA
     least: tl.constexpr = 128 - BIAS  # fp32 exponent field of the element's smallest normal value
@@ -165,13 +167,15 @@ def narrow_small(x: tl.tensor, MANTISSA: tl.constexpr, BIAS: tl.constexpr, TOP: 
 
 
 @jit
-def sign_bit(x: tl.tensor):
+def sign_bit(x: tl.tensor) -> tl.tensor:
     """1 where fp32 `x` has its sign bit set, else 0 (int32)."""
     return (x.to(tl.int32, bitcast=True) >> 31) & 1
 
 
 @jit
-def scale_power(amax: tl.tensor, TOP_EXPONENT: tl.constexpr, TOP_MANTISSA: tl.constexpr, LEAST: tl.constexpr):
+def scale_power(
+    amax: tl.tensor, TOP_EXPONENT: tl.constexpr, TOP_MANTISSA: tl.constexpr, LEAST: tl.constexpr
+) -> tl.tensor:
     """int32 exponent of the power-of-two scale of tiles whose largest magnitudes are `amax`."""
     bits = amax.to(tl.int32, bitcast=True)
     power = (bits >> 23) - (127 + TOP_EXPONENT) + ((bits & 0x7FFFFF) > TOP_MANTISSA).to(tl.int32)
@@ -179,6 +183,6 @@ def scale_power(amax: tl.tensor, TOP_EXPONENT: tl.constexpr, TOP_MANTISSA: tl.co
 
 
 @jit
-def power_of_two(power: tl.tensor):
+def power_of_two(power: tl.tensor) -> tl.tensor:
     """fp32 2 ** power for power in [-126, 127]."""
     return ((power + 127) << 23).to(tl.float32, bitcast=True)

@@ -17,6 +17,14 @@ from hybridkv_ref.layouts import Page, Place, Vector
 PLAIN = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 
 
+def empty_arena(page: Page, blocks: int, device: torch.device | str = "cpu") -> Tensor:
+    """uint8 [blocks, page.stride] with the base address that the layout demands; contents undefined."""
+    size, align = blocks * page.stride, page.layout.base_align
+    memory = torch.empty(size + align, dtype=torch.uint8, device=device)
+    start = -memory.data_ptr() % align
+    return memory[start : start + size].view(blocks, page.stride)
+
+
 def _field(arena: Tensor, page: Page, place: Place) -> Tensor:
     """uint8 view [blocks, entries, heads, bytes] of one field in an arena uint8 [blocks, page.stride]."""
     shape = (arena.shape[0], page.entries, page.heads, place.nbytes)
@@ -44,7 +52,7 @@ def _scales(stored: Tensor, place: Place) -> Tensor:
 
 
 def _tiled(x: Tensor, tiles: int) -> Tensor:
-    return x.unflatten(-1, (tiles, -1))
+    return x.reshape(*x.shape[:-1], tiles, x.shape[-1] // tiles)
 
 
 def table_slots(block_table: Tensor, row: int, entries: Tensor, page: Page) -> Tensor:
@@ -68,9 +76,7 @@ def read(arena: Tensor, slots: Tensor, page: Page, vector: str = "kv") -> Tensor
     at = slots.clamp(min=0)
     out = []
     if parts.quantised is not None:
-        values = _bits.widen(
-            _codes(_fetch(arena, at, page, parts.quantised), parts.quantised), parts.quantised.dtype
-        )
+        values = _bits.widen(_codes(_fetch(arena, at, page, parts.quantised), parts.quantised), parts.quantised.dtype)
         if parts.scale is not None:
             scales = _scales(_fetch(arena, at, page, parts.scale), parts.scale)
             values = (_tiled(values, parts.scale.count) * scales.unsqueeze(-1)).flatten(-2)
@@ -215,7 +221,7 @@ def codec(operation: str, page: Page, vector: str = "kv") -> Codec:
 def load_rows(
     arena: tl.tensor, block: tl.tensor, index: tl.tensor, head: tl.tensor, ok: tl.tensor, C: tl.constexpr,
     BF16: tl.constexpr,
-):  # fmt: skip
+) -> tl.tensor:  # fmt: skip
     """[N, C.width] of entries (block, index) [N] int64 and one head; zeros where not `ok`, and beyond C.dim.
 
     fp32, or bf16 if BF16: narrowed before the parts are put together, which halves what they need of a program's
@@ -257,15 +263,14 @@ def load_rows(
             at = row.to(tl.pointer_type(tl.float32), bitcast=True)[:, None] + (cols - C.q_count)
             exact = tl.load(at, mask=there, other=0.0)
             plain = exact.to(tl.bfloat16) if BF16 else exact
-        if C.element != "":
-            value = tl.where(cols < C.q_count, value, plain)
-        else:
-            value = plain
+        value = tl.where(cols < C.q_count, value, plain) if C.element != "" else plain
     return value
 
 
 @jit
-def store_rows(arena: tl.tensor, block: tl.tensor, index: tl.tensor, ok: tl.tensor, x: tl.tensor, C: tl.constexpr):
+def store_rows(
+    arena: tl.tensor, block: tl.tensor, index: tl.tensor, ok: tl.tensor, x: tl.tensor, C: tl.constexpr
+) -> None:
     """Narrow fp32 `x` [N, C.width] and store it at entries (block, index) [N] int64 where `ok`; one head."""
     N: tl.constexpr = x.shape[0]
     start = arena + block * C.stride

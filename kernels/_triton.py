@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+__all__ = ["AVAILABLE", "INTERPRETED", "AotCase", "cdiv", "jit", "power_of_two", "tl"]
+
 try:
     import triton
     import triton.language as tl
@@ -17,7 +19,7 @@ except ImportError:
     class _AbsentLanguage:
         """Enough of `triton.language` to evaluate a kernel's annotations."""
 
-        constexpr = tensor = object
+        constexpr = tensor = tuple = object
 
     tl = _AbsentLanguage()
 

@@ -113,7 +113,7 @@ def _kernel(
     state: tl.tensor, row_slots: tl.tensor, positions: tl.tensor, weight: tl.tensor, rotary: tl.tensor,
     out_slots: tl.tensor, cache: tl.tensor, eps: tl.tensor, K: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
     ROWS: tl.constexpr, OVERLAP: tl.constexpr, NORM: tl.constexpr, ROTARY: tl.constexpr, STREAM: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     item = tl.program_id(0).to(tl.int64)
     out_slot = tl.load(out_slots + item)
     if out_slot < 0:

@@ -77,7 +77,7 @@ def torch_version(source: Tensor, target: Tensor, moves: Tensor, unit: int = 16)
 def _kernel(
     source: tl.tensor, target: tl.tensor, moves: tl.tensor,
     SOURCE: tl.constexpr, TARGET: tl.constexpr, UNIT: tl.constexpr, N: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     move = moves + tl.program_id(0).to(tl.int64) * 5
     block = tl.load(move)
     units = tl.where(block < 0, 0, tl.load(move + 4) // UNIT)

@@ -48,7 +48,7 @@ def torch_version(cache: Tensor, slots: Tensor, out: Tensor, page: Page, vector:
 def _kernel(
     cache: tl.tensor, slots: tl.tensor, out: tl.tensor, n: tl.tensor,
     C: tl.constexpr, N: tl.constexpr, HEADS: tl.constexpr, BF16: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     rows = tl.program_id(0) * N + tl.arange(0, N)
     head = tl.program_id(1)
     slot = tl.load(slots + rows, mask=rows < n, other=-1)

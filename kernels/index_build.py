@@ -6,8 +6,8 @@ is the same with rows that gather_dequant read from the old pages. Window entrie
 written by the same kernel: the page's layout is the only difference.
 """
 
-from torch import Tensor
 import torch
+from torch import Tensor
 
 from hybridkv_ref.kernels import _pages, dispatch
 from hybridkv_ref.kernels._triton import AotCase, cdiv, jit, tl
@@ -47,7 +47,9 @@ def torch_version(keys: Tensor, slots: Tensor, cache: Tensor, page: Page) -> Ten
 
 
 @jit
-def _kernel(keys: tl.tensor, slots: tl.tensor, cache: tl.tensor, n: tl.tensor, C: tl.constexpr, N: tl.constexpr):
+def _kernel(
+    keys: tl.tensor, slots: tl.tensor, cache: tl.tensor, n: tl.tensor, C: tl.constexpr, N: tl.constexpr
+) -> None:
     rows = tl.program_id(0) * N + tl.arange(0, N)
     slot = tl.load(slots + rows, mask=rows < n, other=-1)
     ok = slot >= 0

@@ -1,8 +1,8 @@
 """indexer_logits: the lightning indexer's score of every visible entry.
 
-Theory. score(t, i) = sum over heads h of weights[t, h] * relu(q[t, h] . key[i]). The scores only choose entries: a wrong
-key gives no NaN, just another selection. ReLU makes exact zeros, so ties are real; topk_select has the rule. Entries
-that a query may not see, or whose block is not there, score -inf.
+Theory. score(t, i) = sum over heads h of weights[t, h] * relu(q[t, h] . key[i]). The scores only choose entries: a
+wrong key gives no NaN, just another selection. ReLU makes exact zeros, so ties are real; topk_select has the rule.
+Entries that a query may not see, or whose block is not there, score -inf.
 """
 
 import math
@@ -83,7 +83,7 @@ def _kernel(
     q: tl.tensor, weights: tl.tensor, rows: tl.tensor, visible: tl.tensor, block_table: tl.tensor, cache: tl.tensor,
     logits: tl.tensor, columns: tl.tensor, table_width: tl.tensor,
     C: tl.constexpr, HEADS: tl.constexpr, WIDE_HEADS: tl.constexpr, N: tl.constexpr, BF16: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     query = tl.program_id(0).to(tl.int64)
     entry = tl.program_id(1) * N + tl.arange(0, N)
     row = tl.load(rows + query).to(tl.int64)

@@ -80,7 +80,7 @@ def _kernel(
     partials: tl.tensor, partial_lse: tl.tensor, sink: tl.tensor, out: tl.tensor, lse: tl.tensor, parts: tl.tensor,
     queries: tl.tensor, H: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, N: tl.constexpr, SINK: tl.constexpr,
     BASE2: tl.constexpr, EMPTY: tl.constexpr, BF16: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     head = tl.program_id(1) * N + tl.arange(0, N)
     here = head < H
     cols = tl.arange(0, WIDE)
@@ -93,8 +93,8 @@ def _kernel(
         top = tl.full((N,), float("-inf"), tl.float32)
         total = tl.full((N,), 0.0, tl.float32)
     merged = tl.full((N, WIDE), 0.0, tl.float32)
-    for part in range(0, parts):
-        at = part.to(tl.int64) * queries * H + row
+    for part in range(parts):
+        at = queries.to(tl.int64) * H * part + row
         stored = tl.load(partial_lse + at, mask=here, other=EMPTY)
         filled = stored != EMPTY
         log = tl.where(filled, stored if BASE2 else stored * _LOG2_E, float("-inf"))

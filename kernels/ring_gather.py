@@ -55,7 +55,9 @@ def reference(
     result = out.clone()
     result[:, : page.nbytes] = 0
     pairs = list(zip(ring.regions(), page.regions(), strict=True))
-    for i, (ring_id, start, length) in enumerate(zip(ring_ids.tolist(), starts.tolist(), lengths.tolist(), strict=True)):
+    for i, (ring_id, start, length) in enumerate(
+        zip(ring_ids.tolist(), starts.tolist(), lengths.tolist(), strict=True)
+    ):
         for k in range(length if ring_id >= 0 else 0):
             for head in range(page.heads):
                 for old, new in pairs:
@@ -89,7 +91,7 @@ def torch_version(
 def _move_region(
     source: tl.tensor, target: tl.tensor, index: tl.tensor, k: tl.tensor, head: tl.tensor, there: tl.tensor,
     inside: tl.tensor, OLD: tl.constexpr, NEW: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     cols = tl.arange(0, NEW.width)[None, :]
     words = cols < NEW.size
     source += OLD.base + index * OLD.entry_step + head * OLD.head_step
@@ -103,7 +105,7 @@ def _kernel(
     rings: tl.tensor, ring_ids: tl.tensor, starts: tl.tensor, lengths: tl.tensor, out: tl.tensor,
     OLD_0: tl.constexpr, NEW_0: tl.constexpr, OLD_1: tl.constexpr, NEW_1: tl.constexpr,
     ENTRIES: tl.constexpr, NEW_ENTRIES: tl.constexpr, STRIDE: tl.constexpr, NEW_STRIDE: tl.constexpr, N: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     item = tl.program_id(0).to(tl.int64)
     head = tl.program_id(2)
     k = tl.program_id(1) * N + tl.arange(0, N)

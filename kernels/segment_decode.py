@@ -144,7 +144,7 @@ def _kernel(
     K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, LISTED: tl.constexpr, H: tl.constexpr,
     GROUP: tl.constexpr, PARTS: tl.constexpr, HEADS: tl.constexpr, N: tl.constexpr, BASE2: tl.constexpr,
     EMPTY: tl.constexpr, BF16: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     query = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1) // PARTS
     member = tl.program_id(1) % PARTS * HEADS + tl.arange(0, HEADS)
@@ -166,19 +166,14 @@ def _kernel(
     for low in range(split * share, high, N):
         item = low + tl.arange(0, N)
         ok = item < high
-        if LISTED:
-            entry = tl.load(entries + query * listed + item, mask=ok, other=-1)
-        else:
-            entry = tl.load(first + query) + item
+        listed_at = entries + query * listed + item
+        entry = tl.load(listed_at, mask=ok, other=-1) if LISTED else tl.load(first + query) + item
         ok = ok & (entry >= 0)
         block = tl.load(block_table + row * table_width + entry // K.entries, mask=ok, other=-1).to(tl.int64)
         ok = ok & (block >= 0)
         index = (entry % K.entries).to(tl.int64)
         k = load_rows(cache, block, index, kv_head, ok, K, BF16)
-        if SHARED:
-            v = k
-        else:
-            v = load_rows(cache, block, index, kv_head, ok, V, BF16)
+        v = k if SHARED else load_rows(cache, block, index, kv_head, ok, V, BF16)
         if BF16:
             scores = tl.dot(asked, tl.trans(k))
         else:
@@ -228,9 +223,7 @@ def _warps(major: int) -> int:
     return 8 if major >= 9 else 4
 
 
-def _constants(
-    page: Page, heads: int, bf16: bool, convention: Lse, listed: bool, major: int
-) -> dict[str, Any]:
+def _constants(page: Page, heads: int, bf16: bool, convention: Lse, listed: bool, major: int) -> dict[str, Any]:
     """Compile-time constants. From sm_90 on the tensor cores want 64 rows at once; on sm_80 so many heads spill."""
     key, value = vectors(page)
     group = heads // page.heads

@@ -66,7 +66,7 @@ def torch_version(
 def _kernel(
     kv: tl.tensor, score: tl.tensor, bias: tl.tensor, positions: tl.tensor, slots: tl.tensor, state: tl.tensor,
     n: tl.tensor, K: tl.constexpr, S: tl.constexpr, N: tl.constexpr, RATIO: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     rows = tl.program_id(0) * N + tl.arange(0, N)
     slot = tl.load(slots + rows, mask=rows < n, other=-1)
     ok = slot >= 0

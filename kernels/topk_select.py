@@ -1,9 +1,10 @@
 """topk_select: the k best entries of every query, with a rule for ties.
 
-Theory. The rule is (score descending, index ascending): the choice depends on scores alone, not on padding, chunking or
-the algorithm. The result lists the chosen entries by position, so attention adds them up in a fixed order. Vacuous while
-a query sees no more than k entries. The Triton kernel selects by radix: four passes of 8 bits over order-preserving
-integer keys find the k-th key, a fifth emits in index order what lies above it and the first of those equal to it.
+Theory. The rule is (score descending, index ascending): the choice depends on scores alone, not on padding, chunking
+or the algorithm. The result lists the chosen entries by position, so attention adds them up in a fixed order. Vacuous
+while a query sees no more than k entries. The Triton kernel selects by radix: four passes of 8 bits over
+order-preserving integer keys find the k-th key, a fifth emits in index order what lies above it and the first of those
+equal to it.
 """
 
 import math
@@ -47,7 +48,7 @@ def reference(logits: Tensor, visible: Tensor, chosen: Tensor) -> tuple[Tensor, 
 
 
 def torch_version(logits: Tensor, visible: Tensor, chosen: Tensor) -> Tensor:
-    """`topk_select` on any device that torch knows: torch.topk for the k-th score only, since its ties are arbitrary."""
+    """`topk_select` on any device that torch knows. torch.topk gives the k-th score only: its ties are arbitrary."""
     n, k = logits.shape[1], min(chosen.shape[1], logits.shape[1])
     chosen.fill_(-1)
     if k == 0:
@@ -64,7 +65,7 @@ def torch_version(logits: Tensor, visible: Tensor, chosen: Tensor) -> Tensor:
 
 
 @jit
-def _keys(logits: tl.tensor, index: tl.tensor, seen: tl.tensor, columns: tl.tensor):
+def _keys(logits: tl.tensor, index: tl.tensor, seen: tl.tensor, columns: tl.tensor) -> tl.tuple:
     """uint32 keys that order as the scores do, and which of them can be chosen."""
     # masked by the static size: the compiler knows nothing of `seen`, and would load one score at a time
     score = tl.load(logits + index, mask=index < columns, other=float("-inf"))
@@ -76,7 +77,7 @@ def _keys(logits: tl.tensor, index: tl.tensor, seen: tl.tensor, columns: tl.tens
 @jit
 def _kernel(
     logits: tl.tensor, visible: tl.tensor, chosen: tl.tensor, columns: tl.tensor, K: tl.constexpr, N: tl.constexpr
-):
+) -> None:
     query = tl.program_id(0).to(tl.int64)
     logits += query * columns
     chosen += query * K

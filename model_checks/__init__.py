@@ -1,0 +1,1 @@
+"""What is proved and searched about the tables.  Knows tables and machines, never an allocator."""

@@ -1,0 +1,258 @@
+"""The finite instances: which entities, constants and input values a search runs over (data: ``spec/instances.toml``).
+
+An instance is written once and may be stated for every kind with a capability (``has``; ``*`` stands for the kind), as the
+tables' own properties are, so a new kind is explored without a line here.  A search may start after a *script* of steps,
+leave rows out (``off``) or end at a depth; what was restricted is said wherever its result is shown.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from hybridkv_ref.errors import InputError
+from hybridkv_ref.expr import Type
+from hybridkv_ref.spec_files import Record, read_toml
+from hybridkv_ref.tables import CLASS_OF, Event, Tables
+
+FILE = "instances.toml"
+Value = int | str
+OWNERS = {"lease": ("self", "req"), "copy": ("src", "dst")}
+SEPARATOR = {"lease": ".", "copy": ">"}
+
+
+class OnlySpec(Record, frozen=True):
+    """What is different for one kind."""
+
+    inputs: dict[str, list[int | bool | str]] = {}
+    constants: dict[str, int] = {}
+
+
+class InstanceSpec(Record, frozen=True):
+    """One entry of the file; the words are explained there."""
+
+    doc: str
+    has: str = ""
+    segments: dict[str, dict[str, int | bool | str]] = {}
+    requests: dict[str, dict[str, int | bool | str]] = {}
+    leases: list[str] = []
+    copies: list[str] = []
+    graphs: list[str] = []
+    constants: dict[str, int] = {}
+    inputs: dict[str, list[int | bool | str]] = {}
+    budgets: dict[str, int] = {}
+    off: list[str] = []
+    script: list[str] = []
+    depth: int = 0
+    exact: bool = False
+    only: dict[str, OnlySpec] = {}
+
+
+class PinSpec(Record, frozen=True):
+    """The size that a search had when it was last looked at."""
+
+    states: int
+    edges: int
+
+
+class InstancesSpec(Record, frozen=True):
+    """The file."""
+
+    title: str
+    instance: dict[str, InstanceSpec]
+    pinned: dict[str, PinSpec] = {}
+
+
+@dataclass(frozen=True)
+class Entity:
+    """One entity: ``owners`` maps the roles that it points at to entities' names, ``rigid`` holds its fixed values."""
+
+    name: str
+    cls: str
+    kind: str
+    owners: Mapping[str, str]
+    rigid: Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a script: an event, the entities in the order of its roles, the inputs in the event's order."""
+
+    event: str
+    entities: tuple[str, ...]
+    inputs: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A finite instance, resolved against the tables; ``inputs`` maps (event id, input) to the values tried."""
+
+    name: str
+    doc: str
+    entities: tuple[Entity, ...]
+    constants: Mapping[str, int]
+    inputs: Mapping[tuple[str, str], tuple[Value, ...]]
+    budgets: Mapping[str, int]
+    off: frozenset[str]
+    script: tuple[Step, ...]
+    depth: int
+    exact: bool
+
+    @property
+    def restriction(self) -> str:
+        """What the search leaves out, in words; empty when it is exhaustive."""
+        parts = [f"starts after {len(self.script)} steps"] if self.script else []
+        parts += [f"ends at depth {self.depth}"] if self.depth else []
+        parts += [f"without {', '.join(sorted(self.off))}"] if self.off else []
+        return "bounded: " + "; ".join(parts) if parts else ""
+
+    def bindings(self, event: Event) -> Iterator[tuple[Entity, ...]]:
+        """Every tuple of entities that fits the roles of an event."""
+        yield from fitting(self.entities, event.roles, event.kinds)
+
+
+def fitting(entities: tuple[Entity, ...], roles: tuple[str, ...], kinds: Mapping[str, str]) -> Iterator[tuple[Entity, ...]]:
+    """The tuples of distinct entities for these roles and kinds in which every owner is the entity's own."""
+
+    def extend(chosen: dict[str, Entity], left: tuple[str, ...]) -> Iterator[tuple[Entity, ...]]:
+        if not left:
+            yield tuple(chosen[r] for r in roles)
+            return
+        role = left[0]
+        for entity in entities:
+            if entity.cls != CLASS_OF[role] or entity in chosen.values() or entity.kind != kinds.get(role, entity.kind):
+                continue
+            owned = ((entity, chosen.get(r), name) for r, name in entity.owners.items())
+            if all(owner is None or owner.name == name for _, owner, name in owned):
+                yield from extend({**chosen, role: entity}, left[1:])
+
+    # Owned classes first: a lease or a copy leaves its owners no choice.
+    yield from extend({}, tuple(sorted(roles, key=lambda r: CLASS_OF[r] not in OWNERS)))
+
+
+class _Reader:
+    def __init__(self, tables: Tables, label: str) -> None:
+        self.tables, self.label = tables, label
+
+    def resolve(self, name: str, spec: InstanceSpec) -> Iterator[Instance]:
+        """The instance for each kind it is stated for."""
+        kinds = [k for k, kind in self.tables.kinds.items() if spec.has in kind.capabilities] if spec.has else [""]
+        for kind in kinds:
+            where = f"{self.label}: instance.{name}"
+            only = spec.only.get(kind, OnlySpec())
+            entities = tuple(self.entities(spec, kind, where))
+            by_name = {e.name: e for e in entities}
+            if len(by_name) != len(entities):
+                raise InputError(f"{where}: two entities have the same name")
+            constants = {n: c.small for n, c in self.tables.constants.items()}
+            for key, value in {**spec.constants, **only.constants}.items():
+                constants[self.known(key.replace("*", kind), constants, f"{where}.constants", "constant")] = value
+            rows = {e.row for e in self.tables.events}
+            for row in (*spec.off, *spec.budgets):
+                self.known(row, rows, where, "row")
+            domains = {**spec.inputs, **only.inputs}
+            bound = [e for e in self.tables.events if any(True for _ in fitting(entities, e.roles, e.kinds))]
+            yield Instance(
+                f"{name}<{kind}>" if kind else name, spec.doc, entities, constants,
+                {(e.id, i): self.domain(e, i, t, domains, where) for e in bound for i, t in e.inputs.items()},
+                dict(spec.budgets), frozenset(spec.off),
+                tuple(self.step(s.replace("*", kind), by_name, f"{where}.script[{i}]") for i, s in enumerate(spec.script)),
+                spec.depth, spec.exact,
+            )  # fmt: skip
+
+    def entities(self, spec: InstanceSpec, kind: str, where: str) -> Iterator[Entity]:
+        """The entities of one entry, owners first."""
+        kinds: dict[str, str] = {}
+        for name, values in spec.segments.items():
+            kinds[name] = str(values.get("kind", "")).replace("*", kind)
+            self.known(kinds[name], self.tables.kinds, f"{where}.segments.{name}.kind", "kind")
+            rigid = {k: v for k, v in values.items() if k != "kind"}
+            yield self.entity(name, "segment", kinds[name], {}, rigid, f"{where}.segments.{name}")
+        for name, values in spec.requests.items():
+            fixed = {k.replace("*", kind): v for k, v in values.items()}
+            yield self.entity(name, "request", "", {}, fixed, f"{where}.requests.{name}")
+        for cls, names in (("lease", spec.leases), ("copy", spec.copies)):
+            for name in names:
+                ends = name.split(SEPARATOR[cls])
+                known = ({*spec.segments}, {*(spec.requests if cls == "lease" else spec.segments)})
+                if len(ends) != 2 or any(e not in k for e, k in zip(ends, known, strict=True)):
+                    raise InputError(f"{where}: '{name}' is no {cls} between entities of this instance")
+                yield self.entity(name, cls, "", dict(zip(OWNERS[cls], ends, strict=True)), {}, where)
+        for name in spec.graphs:
+            yield self.entity(name, "graph", "", {}, {}, where)
+
+    def entity(
+        self, name: str, cls: str, kind: str, owners: dict[str, str], rigid: Mapping[str, int | bool | str], where: str
+    ) -> Entity:
+        """One entity with its fixed values checked."""
+        variables = self.tables.vars_of(cls, kind)
+        values: dict[str, Value] = {n: v.init for n, v in variables.items() if v.rigid}
+        for key, value in rigid.items():
+            values[self.known(key, values, where, "rigid variable")] = self.value(value, variables[key].type, where)
+        return Entity(name, cls, kind, owners, values)
+
+    def domain(
+        self, event: Event, name: str, kind: Type, domains: Mapping[str, list[int | bool | str]], where: str
+    ) -> tuple[Value, ...]:
+        """The values tried for one input of one event."""
+        for key in (f"{event.row}.{name}", name):
+            if key in domains:
+                return tuple(self.value(v, kind, f"{where}.inputs.{key}") for v in domains[key])
+        if kind.name in ("bool", "enum"):
+            return kind.members or (0, 1)
+        raise InputError(f"{where}.inputs: no values for '{event.row}.{name}'")
+
+    def step(self, text: str, by_name: Mapping[str, Entity], where: str) -> Step:
+        """``event entity name=value ...``, the entity being the one that owns the others (a lease, a copy) or ``a>b``."""
+        words = text.split()
+        event = next((e for e in self.tables.events if words and e.id == words[0]), None)
+        if event is None:
+            raise InputError(f"{where}: '{text}' names no event")
+        token = words[1] if len(words) > 1 and "=" not in words[1] else ""
+        match by_name.get(token):
+            case Entity(owners=owners):
+                chosen = [owners.get(r, token) for r in event.roles]
+            case _:
+                chosen = token.split(">") if token else []
+        picked = tuple(by_name[n] for n in chosen if n in by_name)
+        if len(picked) != len(event.roles) or picked not in set(_keys(by_name, event)):
+            raise InputError(f"{where}: '{token}' does not fit {event.id}")
+        given = dict(w.split("=", 1) for w in words if "=" in w)
+        if set(given) != set(event.inputs):
+            raise InputError(f"{where}: {event.id} takes the inputs {', '.join(event.inputs) or 'none'}")
+        inputs = tuple(self.value(given[n], t, where) for n, t in event.inputs.items())
+        return Step(event.id, tuple(e.name for e in picked), inputs)
+
+    @staticmethod
+    def value(value: int | bool | str, kind: Type, where: str) -> Value:
+        """A value of the type; whole numbers and true/false may be written as text in a script."""
+        text = str(value)
+        if kind.name == "enum" and text in kind.members:
+            return text
+        if kind.name == "bool" and text.lower() in ("true", "false"):
+            return int(text.lower() == "true")
+        if kind.number and not isinstance(value, bool) and text.lstrip("-").isdigit():
+            return int(text)
+        raise InputError(f"{where}: {value!r} is not {kind}")
+
+    @staticmethod
+    def known(name: str, names: object, where: str, what: str) -> str:
+        """The name, if it is one."""
+        if not hasattr(names, "__contains__") or name not in names:
+            raise InputError(f"{where}: '{name}' is no {what}")
+        return name
+
+
+def _keys(by_name: Mapping[str, Entity], event: Event) -> list["_Key"]:
+    return [_Key(t) for t in fitting(tuple(by_name.values()), event.roles, event.kinds)]
+
+
+def read_instances(tables: Tables, path: Path) -> tuple[list[Instance], dict[str, PinSpec]]:
+    """The instances of a file and their pinned sizes; InputError names file, place and reason."""
+    try:
+        spec = msgspec.convert(read_toml(path, path.name), InstancesSpec)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{path.name}: {error}") from None
+    reader = _Reader(tables, path.name)
+    return [i for name, entry in spec.instance.items() for i in reader.resolve(name, entry)], spec.pinned

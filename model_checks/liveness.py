@@ -1,0 +1,204 @@
+"""Liveness by ranking: from ``start`` always eventually ``goal``, under weak fairness of the rows marked ``fair``.
+
+For each claim, over frames as in ``frames`` and for any number of entities:
+  * some helpful entry applies while the claim is pending, and its fair row is enabled and lowers the rank;
+  * no row raises the rank, leaves the pending region for anything but the goal, or withdraws a helpful entry without
+    lowering the rank, so that the helpful row stays enabled until it fires;
+  * the rank is a tuple of numbers that are never negative, compared lexicographically, so it cannot fall for ever;
+  * where progress is another entity's (``by``), such an entity exists, and its end lowers the rank.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+
+import z3
+
+from hybridkv_ref.expr import Expr, Ref, refs
+from hybridkv_ref.model_checks.frames import Assumptions, Binding, Cell, Frame, Inst, actors, copy_pairs, owner_name, placements
+from hybridkv_ref.model_checks.obligations import Obligation, Proofs
+from hybridkv_ref.model_checks.smt import new_solver, term
+from hybridkv_ref.tables import Event, Helpful, Response, Tables
+
+METHOD = {"response": "ranking", "bounded": "ranking", "queue": "ranking", "drain": "drain"}
+
+
+class Claim:
+    """The obligations of one liveness claim."""
+
+    def __init__(self, tables: Tables, claim: Response, base: Assumptions) -> None:
+        self.tables, self.claim, self.base = tables, claim, base
+        self.out = Proofs([], [])
+
+    def run(self) -> Proofs:
+        """All obligations of the claim."""
+        bound = next(iter(placements(self.tables, {}, self.claim.scope, self.claim.kinds)))
+        self.at_rest(bound)
+        for event in self.tables.events:
+            if event.row in self.claim.without or (event.intake and "intake" in self.claim.without):
+                continue
+            for where in placements(self.tables, actors(event), self.claim.scope, self.claim.kinds):
+                self.under(event, where)
+        return self.out
+
+    # -- terms ------------------------------------------------------------------------------------------------------
+    def now(self, expr: Expr, bound: Binding) -> z3.ExprRef:
+        """An expression before the step."""
+        return self.base.words.pre(expr, bound)
+
+    def pending(self, bound: Binding) -> list[z3.BoolRef]:
+        """The claim is owed: start, not goal, and what it is given."""
+        return [self.now(self.claim.start, bound), z3.Not(self.now(self.claim.goal, bound)), self.now(self.claim.given, bound)]
+
+    def helpful_row(self, helpful: Helpful, bound: Binding) -> tuple[Event, dict[str, Inst]] | None:
+        """The event of a helpful row and the entities, out of the claim's, on which it fires."""
+        for event in self.tables.events:
+            if event.row != helpful.row:
+                continue
+            chosen: dict[str, Inst] = {}
+            for role in event.roles:
+                kind = event.kinds.get(role, "")
+                found = bound.get(role) if role != "self" or "self" in bound else None
+                candidates = [found] if found else [bound[r] for r in ("src", "dst") if r in bound and role == "self"]
+                fitting = [c for c in candidates if c is not None and (not kind or c.kind == kind)]
+                if fitting:
+                    chosen[role] = fitting[0]
+            if len(chosen) == len(event.roles):
+                return event, chosen
+        return None
+
+    def ask(self, name: str, solver: z3.Solver, goal: z3.BoolRef, row: str = "") -> None:
+        """One query."""
+        begun = time.perf_counter()
+        solver.push()
+        solver.add(z3.Not(goal))
+        verdict = solver.check()
+        solver.pop()
+        status = "proved" if verdict == z3.unsat else "failed" if verdict == z3.sat else "unknown"
+        spent = round((time.perf_counter() - begun) * 1000, 3)
+        file = self.tables.event(row).file if row else ""
+        self.out.obligations.append(
+            Obligation(f"{self.claim.id}/{name}", file, row, self.claim.id, METHOD[self.claim.form], status, spent, self.claim.rules)
+        )
+
+    # -- while nothing happens -----------------------------------------------------------------------------------------
+    def at_rest(self, bound: dict[str, Inst]) -> None:
+        """Ranks are not negative, some helpful entry applies, and each can do what it says."""
+        fresh = {e for i in bound.values() for e in (i, *(x for _, x in i.refs))}
+        frame = Frame(self.tables, {}, tuple(sorted(fresh, key=lambda i: i.name)))
+        solver = new_solver()
+        solver.add(*self.base.constants(), *self.base.facts(frame), *self.pending(bound))
+        for index, part in enumerate(self.claim.rank):
+            self.ask(f"rank[{index}]_not_negative", solver, self.now(part, bound) >= 0)
+        self.ask("somebody_helps", solver, z3.Or([self.now(h.when, bound) for h in self.claim.helpful]))
+        for index, helpful in enumerate(self.claim.helpful):
+            solver.push()
+            solver.add(self.now(helpful.when, bound))
+            if helpful.by:
+                solver.add(self.now(helpful.probe, bound))
+                self.ask(f"helpful[{index}]_exists", solver, self.now(helpful.count, bound) > 0)
+                self.covered(index, helpful, solver)
+            else:
+                self.enabled(index, helpful, bound, solver)
+            solver.pop()
+
+    def enabled(self, index: int, helpful: Helpful, bound: Binding, solver: z3.Solver) -> None:
+        """The helpful row is fair, takes no input and is enabled."""
+        found = self.helpful_row(helpful, bound)
+        fair = found is not None and not found[0].inputs and (found[0].fair or helpful.row in self.claim.also_fair)
+        if found is None or not fair:
+            self.ask(f"helpful[{index}]_is_a_fair_row", solver, z3.BoolVal(False))
+            return
+        event, chosen = found
+        goal = z3.And([z3.BoolVal(True), *(self.now(g.expr, chosen) for g in event.guards)])
+        self.ask(f"helpful[{index}]_{helpful.row}_enabled", solver, goal, event.id)
+
+    def covered(self, index: int, helpful: Helpful, solver: z3.Solver) -> None:
+        """Entities of the class that helps end by claims of their own; for another segment, by its fair row."""
+        if helpful.by == "segment":
+            other = Inst(f"~other:{self.claim.kinds['self']}", "segment", self.claim.kinds["self"])
+            solver.push()
+            solver.add(*self.base.facts(Frame(self.tables, {}, (other,))), self.now(helpful.who, {"self": other}))
+            self.enabled(index, helpful, {"self": other}, solver)
+            solver.pop()
+            return
+        ending = [c for c in self.tables.responses if c.scope == helpful.by and not c.without]
+        if helpful.by == "copy":
+            needed = set(copy_pairs(self.tables))
+            given = {(c.kinds["src"], c.kinds["dst"]) for c in ending}
+        else:
+            needed = {(k, "") for k, spec in self.tables.kinds.items() if "cacheable" in spec.capabilities}
+            given = {(c.kinds["self"], "") for c in ending}
+        rests_on_nothing_later = all(not h.by or (helpful.by, h.by) == ("lease", "copy") for c in ending for h in c.helpful)
+        self.ask(f"helpful[{index}]_{helpful.by}_ends", solver, z3.BoolVal(needed <= given and rests_on_nothing_later))
+
+    # -- under each row ------------------------------------------------------------------------------------------------
+    def under(self, event: Event, bound: dict[str, Inst]) -> None:
+        """What one row, anybody's, does to a pending claim."""
+        acting = actors(event)
+        after: dict[Cell, z3.ExprRef] = {}
+        for effect in event.effects:
+            after[owner_name(effect.target, acting), effect.target.name] = self.now(effect.expr, acting)
+        whole = (self.claim.start, self.claim.goal, self.claim.given, *self.claim.rank, *(h.when for h in self.claim.helpful))
+        if not any((owner_name(r, bound), r.name) in after for e in whole for r in refs(e)):
+            return
+
+        def later(expr: Expr) -> z3.ExprRef:
+            def look(ref: Ref) -> z3.ExprRef:
+                cell = (owner_name(ref, bound), ref.name)
+                return after[cell] if cell in after else self.base.words.cell(cell[0], ref)
+
+            return term(expr, look)
+
+        known = set(acting.values())
+        extra = {e for i in bound.values() for e in (i, *(x for _, x in i.refs))} - known
+        frame = Frame(self.tables, acting, tuple(sorted(extra, key=lambda i: i.name)))
+        label = f"{event.id}" + (f"@{'+'.join(i.name for i in frame.fresh)}" if frame.fresh else "")
+        solver = new_solver()
+        solver.add(*self.base.constants(), *self.base.facts(frame), *self.pending(bound))
+        solver.add(*(self.now(g.expr, acting) for g in event.guards))
+        rank_now = [self.now(r, bound) for r in self.claim.rank]
+        rank_later = [later(r) for r in self.claim.rank]
+        arrived = later(self.claim.goal)
+        owed = z3.And(later(self.claim.start), z3.Not(arrived), later(self.claim.given))
+        falls, same = lexicographic(rank_later, rank_now)
+        self.ask(f"{label}/rank_never_rises", solver, z3.Or(arrived, z3.And(owed, z3.Or(falls, same))), event.id)
+        for index, helpful in enumerate(self.claim.helpful):
+            still = z3.Implies(z3.And(self.now(helpful.when, bound), owed, same), later(helpful.when))
+            self.ask(f"{label}/helpful[{index}]_stays", solver, still, event.id)
+            for what, premise in self.firing(helpful, event, bound, later):
+                goal = z3.Implies(z3.And(self.now(helpful.when, bound), *premise), z3.Or(arrived, falls))
+                self.ask(f"{label}/helpful[{index}]_{what}_lowers", solver, goal, event.id)
+
+    def firing(self, helpful: Helpful, event: Event, bound: Binding, later: object) -> Iterator[tuple[str, list[z3.BoolRef]]]:
+        """When this event is the helpful one: what then lowers the rank, under which premise."""
+        acting = actors(event)
+        if helpful.by == "segment":
+            if event.row == helpful.row and bound["self"] not in acting.values():
+                yield helpful.row, [self.now(helpful.who, acting)]
+        elif helpful.by:
+            counted = later(helpful.count) if callable(later) else helpful.count
+            yield "end", [counted < self.now(helpful.count, bound)]
+        else:
+            found = self.helpful_row(helpful, bound)
+            if found is not None and found[0] is event and all(found[1][r] == acting[r] for r in event.roles):
+                yield helpful.row, []
+
+
+def lexicographic(left: list[z3.ArithRef], right: list[z3.ArithRef]) -> tuple[z3.BoolRef, z3.BoolRef]:
+    """``left < right`` and ``left == right`` for tuples."""
+    below: z3.BoolRef = z3.BoolVal(False)
+    for low, high in reversed(list(zip(left, right, strict=True))):
+        below = z3.Or(low < high, z3.And(low == high, below))
+    return below, z3.And([low == high for low, high in zip(left, right, strict=True)])
+
+
+def prove_claims(tables: Tables, names: Iterable[str], base: Assumptions) -> Proofs:
+    """The obligations of these claims, in this process."""
+    wanted, out = set(names), Proofs([], [])
+    for claim in tables.responses:
+        if claim.id in wanted:
+            out.obligations += Claim(tables, claim, base).run().obligations
+    return out
+
+
+

@@ -1,0 +1,74 @@
+"""Triton kernels in Triton's interpreter. Not collected by itself: test_kernel_interpreter.py runs it as a child session.
+
+The interpreter must be chosen before the kernels are imported, and it must not leak into other tests; hence a process
+of its own, with TRITON_INTERPRET=1. Sizes are small: a program takes milliseconds.
+"""
+
+import kernel_cases
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridkv_ref import layouts
+from hybridkv_ref.kernels import OPERATIONS, _pages, _triton, operation
+
+
+def test_this_is_the_interpreter() -> None:
+    assert _triton.INTERPRETED
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@settings(max_examples=12)
+@given(data=st.data())
+def test_operation(name: str, data: st.DataObject) -> None:
+    module = operation(name)
+    kernel_cases.check(module, module.triton_version, kernel_cases.BUILDERS[name](data.draw))
+
+
+@pytest.mark.parametrize("layout", kernel_cases.ENTRY_LAYOUTS)
+def test_stored_bytes_equal_those_of_torch(layout: str) -> None:
+    """Not only close: one writer's bytes are the other's, or a block's checksum depends on who wrote it."""
+    module = operation("index_build")
+    description = layouts.load(layout)
+    page = description.page(3, dim=64 if description.dim == "model" else None)
+    generator = torch.Generator().manual_seed(1)
+    keys = torch.randn(9, page.dim, generator=generator) * torch.exp2(20 * torch.randn(9, 1, generator=generator))
+    keys[0] = 0.0  # amax = 0: the scale's exponent is clamped
+    keys[1, 1:] = 0.0
+    keys[2] = 1e-42  # subnormal in fp32
+    slots = torch.arange(9)
+    arenas = [kernel_cases.arena_of(page, 3) for _ in range(2)]
+    module.torch_version(keys, slots, arenas[0], page)
+    module.triton_version(keys, slots, arenas[1], page)
+    assert torch.equal(*arenas)
+
+
+def test_blocks_lie_beyond_four_gib() -> None:
+    """Block offsets are 64-bit: the last block of this arena starts after 2 ** 32 bytes. Untouched pages cost nothing."""
+    page = layouts.load("fp8_ds_mla_584").page(64)
+    blocks = 2**32 // page.stride + 2
+    cache = _pages.empty_arena(page, blocks)
+    keys = torch.randn(2, page.dim, generator=torch.Generator().manual_seed(2))
+    slots = torch.tensor([(blocks - 1) * 64 + 5, 7])
+    operation("index_build").triton_version(keys, slots, cache, page)
+    expected = operation("index_build").reference(keys, slots, cache, page)[0]
+    assert torch.equal(_pages.read_exact(cache, slots, page)[:, 0], expected)
+
+    out = torch.full((2, 1, page.dim), torch.nan)
+    operation("gather_dequant").triton_version(cache, slots, out, page)
+    assert torch.equal(out[:, 0].double(), expected)
+
+    moved = torch.tensor([[blocks - 1, 0, 0, 0, page.stride]])
+    target = torch.full((1, page.stride), 0xFF, dtype=torch.uint8)
+    operation("copy_blocks").triton_version(cache, target, moved)
+    assert torch.equal(target[0], cache[-1])
+
+    table = torch.tensor([[blocks - 1]], dtype=torch.int32)
+    one = torch.ones(1, dtype=torch.int32)
+    partial, lse = torch.full((1, 1, 2, page.dim), torch.nan), torch.full((1, 1, 2), torch.nan)
+    operation("segment_decode").triton_version(
+        keys[:1, None].repeat(1, 2, 1).contiguous(), 0 * one, None, 5 * one, one, table, cache, partial, lse, page, 1.0,
+        next(iter(kernel_cases.Lse)),
+    )  # fmt: skip
+    assert torch.allclose(partial[0, 0, 0].double(), expected[0], rtol=2 * kernel_cases.EPS, atol=0)
