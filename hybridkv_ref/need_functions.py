@@ -27,11 +27,7 @@ POSITIONS = ("s", "F")
 def runtime_form(need: Need, params: Mapping[str, int]) -> Form:
     """The entry with its parameters as values; InputError for a parameter too many or too few."""
     _same_names(need, params)
-
-    def value(expr: Expr) -> Expr | None:
-        return Lit(params[expr.name], INT) if isinstance(expr, Ref) and expr.name in params else None
-
-    return rewrite(need.lo, value), rewrite(need.hi, value)
+    return _fill(need.lo, params), _fill(need.hi, params)
 
 
 def prover_form_at(spec: RecoverySpec, need: Need, declared: Declared, params: Mapping[str, int]) -> Form:
@@ -49,17 +45,15 @@ def stand_ins(spec: RecoverySpec, need: Need, declared: Declared, params: Mappin
     """What each variable of the prover's form is at run time: an expression over s and F, or a parameter's value."""
     _same_names(need, params)
     names = declared.scope("request", {"self": need.kind}).names
-    inputs = {name: Ref("input", name, INT) for name in POSITIONS}
-    values: dict[Ref, Expr] = {names[spec.positions[name]]: ref for name, ref in inputs.items()}
+    values: dict[Ref, Expr] = {names[spec.positions[name]]: Ref("input", name, INT) for name in POSITIONS}
     for name, constant in spec.need[need.kind].params.items():
         values[names[constant]] = Lit(params[name], INT)
-    scope = Scope({**inputs, **{name: Ref("input", name, INT) for name in params}}, arith=True)
+    every = {*POSITIONS, *(name for entry in spec.need.values() for name in entry.params)}
+    scope = Scope({name: Ref("input", name, INT) for name in every}, arith=True)
     for text, target in spec.boundary.items():
-        try:
-            aligned = parse(text, scope, f"{FILE}: boundary", INT)
-        except InputError:
-            continue  # a boundary of other parameters than this entry's
-        values[names[target]] = rewrite(aligned, lambda e: Lit(params[e.name], INT) if _is_param(e, params) else None)
+        aligned = _fill(parse(text, scope, f"{FILE}: boundary", INT), params)
+        if all(ref.name in POSITIONS for ref in refs(aligned)):  # else it is of parameters that this entry has not
+            values[names[target]] = aligned
     return values
 
 
@@ -73,7 +67,9 @@ def compile_form(form: Form, exact: bool) -> NeedFunction:
 
 
 def check_params(spec: RecoverySpec, need: Need, params: Mapping[str, int], constants: Mapping[str, Constant]) -> None:
-    """Refuses parameters for which the tables' constants, and so the proofs, do not stand: InputError names the reason."""
+    """Refuses parameters for which the tables' constants, and so the proofs, do not stand: InputError names the
+    reason.
+    """
     _same_names(need, params)
     place = f"{FILE}: need.{need.kind}.params"
     values = {target: params[name] for name, target in spec.need[need.kind].params.items()}
@@ -89,8 +85,11 @@ def check_params(spec: RecoverySpec, need: Need, params: Mapping[str, int], cons
                 raise InputError(f"{place}.{name}: {params[name]} breaks '{text}'")
 
 
-def _is_param(expr: Expr, params: Mapping[str, int]) -> bool:
-    return isinstance(expr, Ref) and expr.name in params
+def _fill(expr: Expr, params: Mapping[str, int]) -> Expr:
+    def value(node: Expr) -> Expr | None:
+        return Lit(params[node.name], INT) if isinstance(node, Ref) and node.name in params else None
+
+    return rewrite(expr, value)
 
 
 def _same_names(need: Need, params: Mapping[str, int]) -> None:

@@ -49,8 +49,8 @@ class RowSource:
 class RowBuilder:
     """Builds Parts and Events against the declarations of one spec."""
 
-    def __init__(self, declared: Declared, resume: Resume) -> None:
-        self.declared, self.resume = declared, resume
+    def __init__(self, declared: Declared, resume: Resume, lint: bool) -> None:
+        self.declared, self.resume, self.lint = declared, resume, lint
 
     def inputs(self, names: Mapping[str, str], place: str, kind: str) -> dict[str, Ref]:
         """Input declarations as Refs; ``stage`` is the stage enum of the kind."""
@@ -168,7 +168,7 @@ class RowBuilder:
         read = {r.name for g in part.guards for r in refs(g.expr) if r.role == "input"}
         read |= {r.name for e in part.effects for r in refs(e.expr) if r.role == "input"}
         unused = [n for n in row.inputs if n not in read]
-        if unused:
+        if unused and self.lint:
             raise InputError(f"{place}.inputs.{unused[0]}: nothing reads this input")
         return part
 

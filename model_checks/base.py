@@ -6,7 +6,7 @@ import z3
 
 from hybridkv_ref.expr import Ref
 from hybridkv_ref.model_checks.frames import Assumptions, Frame, Inst, owner_name, placements
-from hybridkv_ref.model_checks.obligations import Obligation, Proofs
+from hybridkv_ref.model_checks.obligations import Obligation, TaskResult
 from hybridkv_ref.model_checks.smt import literal, new_solver, term
 from hybridkv_ref.tables import CLASS_OF, Property, Tables, Var
 
@@ -16,9 +16,9 @@ class Base:
 
     def __init__(self, tables: Tables, base: Assumptions) -> None:
         self.tables, self.base = tables, base
-        self.out = Proofs([], [])
+        self.out = TaskResult()
 
-    def run(self) -> Proofs:
+    def run(self) -> TaskResult:
         """All three groups."""
         for prop in self.tables.forms("invariant"):
             self.initially(prop)
@@ -98,7 +98,7 @@ def _file(prop: Property) -> str:
     return prop.place.partition(":")[0]
 
 
-def prove_base(tables: Tables, base: Assumptions) -> Proofs:
+def prove_base(tables: Tables, base: Assumptions) -> TaskResult:
     """The obligations that belong to no row."""
     return Base(tables, base).run()
 

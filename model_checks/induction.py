@@ -27,18 +27,26 @@ from hybridkv_ref.model_checks.frames import (
     placements,
     actors,
 )
-from hybridkv_ref.model_checks.obligations import Change, Counterexample, Obligation, Proofs
+from hybridkv_ref.model_checks.obligations import Change, Counterexample, Obligation, TaskResult
 from hybridkv_ref.model_checks.smt import new_solver, term
 from hybridkv_ref.tables import Event, Property, Tables
 
 
-class Task:
-    """The obligations of one event."""
+class Refuted(Exception):
+    """Raised by a task in ``batch`` mode as soon as one obligation fails; its record is in ``out``."""
 
-    def __init__(self, tables: Tables, event: Event, base: Assumptions) -> None:
+
+class Task:
+    """The obligations of one event.
+
+    With ``batch`` the goals of a frame go to the solver as one conjunction and the first failure ends the task: enough to
+    tell whether a mutant is killed, and by what.
+    """
+
+    def __init__(self, tables: Tables, event: Event, base: Assumptions, batch: bool = False) -> None:
         self.tables, self.event, self.base = tables, event, base
         self.acting = actors(event)
-        self.out = Proofs([], [])
+        self.out = TaskResult()
         self.after: dict[Cell, z3.ExprRef] = {}
         for effect in event.effects:
             cell = (owner_name(effect.target, self.acting), effect.target.name)
@@ -46,8 +54,8 @@ class Task:
         self.changed = set(self.after)
         self.frame = Frame(tables, self.acting)
         self.solver = new_solver()
-        self.only: frozenset[str] | None = None
-        self.stop_at_first = False
+        self.batch = batch
+        self.waiting: list[tuple[str, z3.BoolRef, str, str, tuple[str, ...]]] = []
 
     # -- terms ------------------------------------------------------------------------------------------------------
     def post(self, expr: Expr, bound: Binding, two_state: bool) -> z3.ExprRef:
@@ -66,6 +74,9 @@ class Task:
     # -- one query ----------------------------------------------------------------------------------------------------
     def prove(self, name: str, goal: z3.BoolRef, method: str, prop: str, rules: tuple[str, ...], text: str) -> None:
         """Sends one obligation to the solver and records the verdict."""
+        if self.batch:
+            self.waiting.append((name, goal, method, prop, rules))
+            return
         begun = time.perf_counter()
         self.solver.push()
         self.solver.add(z3.Not(goal))
@@ -80,8 +91,31 @@ class Task:
             Obligation(full, self.event.file, self.event.row, prop, method, status, round(spent, 3), rules)
         )
 
+    def flush(self) -> None:
+        """In batch mode: one query for all goals that wait; a failure is recorded and ends the task."""
+        goals, self.waiting = self.waiting, []
+        if not goals:
+            return
+        self.solver.push()
+        self.solver.add(z3.Not(z3.And([g[1] for g in goals])))
+        verdict = self.solver.check()
+        if verdict != z3.unsat:
+            broken = goals[0]
+            if verdict == z3.sat:
+                model = self.solver.model()
+                broken = next((g for g in goals if z3.is_false(model.eval(g[1], model_completion=True))), broken)
+            status = "failed" if verdict == z3.sat else "unknown"
+            name, _, method, prop, rules = broken
+            self.out.obligations.append(
+                Obligation(f"{self.event.id}/{name}", self.event.file, self.event.row, prop, method, status, 0.0, rules)
+            )
+            raise Refuted
+        self.solver.pop()
+
     def satisfiable(self, name: str) -> None:
         """The hypotheses so far have a model."""
+        if self.batch and "@" in name:
+            return
         begun = time.perf_counter()
         verdict = self.solver.check()
         status = "proved" if verdict == z3.sat else "failed" if verdict == z3.unsat else "unknown"
@@ -89,6 +123,8 @@ class Task:
         self.out.obligations.append(
             Obligation(f"{self.event.id}/{name}", self.event.file, self.event.row, "can_fire", "vacuity", status, round(spent, 3))
         )
+        if self.batch and status != "proved":
+            raise Refuted
 
     def counterexample(self, full: str, prop: str, rules: tuple[str, ...], text: str) -> Counterexample:
         """The model as changed fields."""
@@ -110,7 +146,7 @@ class Task:
         return members[number] if 0 <= number < len(members) else number
 
     # -- the goals ----------------------------------------------------------------------------------------------------
-    def run(self) -> Proofs:
+    def run(self) -> TaskResult:
         """Everything there is to show about this event."""
         words = self.base.words
         self.solver.add(*self.base.constants(), *self.base.facts(self.frame))
@@ -121,6 +157,7 @@ class Task:
         work = self.work()
         for prop, bound in work.pop((), []):
             self.property(prop, bound, "")
+        self.flush()
         for fresh, goals in work.items():
             wider = Frame(self.tables, self.acting, fresh)
             names = frozenset(i.name for i in fresh)
@@ -130,6 +167,7 @@ class Task:
             self.satisfiable(f"can_fire@{label}")
             for prop, bound in goals:
                 self.property(prop, bound, f"@{label}")
+            self.flush()
             self.solver.pop()
         return self.out
 
@@ -249,9 +287,9 @@ def _summed(tables: Tables) -> Iterator[tuple[str, str, "object"]]:
         yield "global", "", var
 
 
-def prove_events(tables: Tables, names: Iterable[str]) -> Proofs:
+def prove_events(tables: Tables, names: Iterable[str]) -> TaskResult:
     """The obligations of these events, in this process."""
-    base, out = Assumptions(tables), Proofs([], [])
+    base, out = Assumptions(tables), TaskResult()
     for name in names:
         done = Task(tables, tables.event(name), base).run()
         out.obligations += done.obligations

@@ -107,6 +107,10 @@ class Instance:
         parts += [f"without {', '.join(sorted(self.off))}"] if self.off else []
         return "bounded: " + "; ".join(parts) if parts else ""
 
+    def leaves_out(self, row: str, entities: tuple[Entity, ...]) -> bool:
+        """Whether a row is switched off, for all or for one of these entities (``off`` entry ``row entity``)."""
+        return row in self.off or any(f"{row} {e.name}" in self.off for e in entities)
+
     def bindings(self, event: Event) -> Iterator[tuple[Entity, ...]]:
         """Every tuple of entities that fits the roles of an event."""
         yield from fitting(self.entities, event.roles, event.kinds)
@@ -119,12 +123,11 @@ def fitting(entities: tuple[Entity, ...], roles: tuple[str, ...], kinds: Mapping
         if not left:
             yield tuple(chosen[r] for r in roles)
             return
-        role = left[0]
+        role, taken = left[0], {e.name for e in chosen.values()}
+        owner = next((e.owners[role] for e in chosen.values() if role in e.owners), None)
         for entity in entities:
-            if entity.cls != CLASS_OF[role] or entity in chosen.values() or entity.kind != kinds.get(role, entity.kind):
-                continue
-            owned = ((entity, chosen.get(r), name) for r, name in entity.owners.items())
-            if all(owner is None or owner.name == name for _, owner, name in owned):
+            fits = entity.cls == CLASS_OF[role] and entity.kind == kinds.get(role, entity.kind)
+            if fits and entity.name not in taken and owner in (None, entity.name):
                 yield from extend({**chosen, role: entity}, left[1:])
 
     # Owned classes first: a lease or a copy leaves its owners no choice.
@@ -149,8 +152,11 @@ class _Reader:
             for key, value in {**spec.constants, **only.constants}.items():
                 constants[self.known(key.replace("*", kind), constants, f"{where}.constants", "constant")] = value
             rows = {e.row for e in self.tables.events}
-            for row in (*spec.off, *spec.budgets):
+            for text in (*spec.off, *spec.budgets):
+                row, *token = text.split(maxsplit=1)
                 self.known(row, rows, where, "row")
+                if token:
+                    self.known(token[0], by_name, where, "entity")
             domains = {**spec.inputs, **only.inputs}
             bound = [e for e in self.tables.events if any(True for _ in fitting(entities, e.roles, e.kinds))]
             yield Instance(
@@ -215,14 +221,14 @@ class _Reader:
                 chosen = [owners.get(r, token) for r in event.roles]
             case _:
                 chosen = token.split(">") if token else []
-        picked = tuple(by_name[n] for n in chosen if n in by_name)
-        if len(picked) != len(event.roles) or picked not in set(_keys(by_name, event)):
+        fits = fitting(tuple(by_name.values()), event.roles, event.kinds)
+        if tuple(chosen) not in {tuple(e.name for e in entities) for entities in fits}:
             raise InputError(f"{where}: '{token}' does not fit {event.id}")
         given = dict(w.split("=", 1) for w in words if "=" in w)
         if set(given) != set(event.inputs):
             raise InputError(f"{where}: {event.id} takes the inputs {', '.join(event.inputs) or 'none'}")
         inputs = tuple(self.value(given[n], t, where) for n, t in event.inputs.items())
-        return Step(event.id, tuple(e.name for e in picked), inputs)
+        return Step(event.id, tuple(chosen), inputs)
 
     @staticmethod
     def value(value: int | bool | str, kind: Type, where: str) -> Value:
@@ -242,10 +248,6 @@ class _Reader:
         if not hasattr(names, "__contains__") or name not in names:
             raise InputError(f"{where}: '{name}' is no {what}")
         return name
-
-
-def _keys(by_name: Mapping[str, Entity], event: Event) -> list["_Key"]:
-    return [_Key(t) for t in fitting(tuple(by_name.values()), event.roles, event.kinds)]
 
 
 def read_instances(tables: Tables, path: Path) -> tuple[list[Instance], dict[str, PinSpec]]:

@@ -15,7 +15,7 @@ import z3
 
 from hybridkv_ref.expr import Expr, Ref, refs
 from hybridkv_ref.model_checks.frames import Assumptions, Binding, Cell, Frame, Inst, actors, copy_pairs, owner_name, placements
-from hybridkv_ref.model_checks.obligations import Obligation, Proofs
+from hybridkv_ref.model_checks.obligations import Obligation, TaskResult
 from hybridkv_ref.model_checks.smt import new_solver, term
 from hybridkv_ref.tables import Event, Helpful, Response, Tables
 
@@ -27,9 +27,9 @@ class Claim:
 
     def __init__(self, tables: Tables, claim: Response, base: Assumptions) -> None:
         self.tables, self.claim, self.base = tables, claim, base
-        self.out = Proofs([], [])
+        self.out = TaskResult()
 
-    def run(self) -> Proofs:
+    def run(self) -> TaskResult:
         """All obligations of the claim."""
         bound = next(iter(placements(self.tables, {}, self.claim.scope, self.claim.kinds)))
         self.at_rest(bound)
@@ -192,9 +192,9 @@ def lexicographic(left: list[z3.ArithRef], right: list[z3.ArithRef]) -> tuple[z3
     return below, z3.And([low == high for low, high in zip(left, right, strict=True)])
 
 
-def prove_claims(tables: Tables, names: Iterable[str], base: Assumptions) -> Proofs:
+def prove_claims(tables: Tables, names: Iterable[str], base: Assumptions) -> TaskResult:
     """The obligations of these claims, in this process."""
-    wanted, out = set(names), Proofs([], [])
+    wanted, out = set(names), TaskResult()
     for claim in tables.responses:
         if claim.id in wanted:
             out.obligations += Claim(tables, claim, base).run().obligations

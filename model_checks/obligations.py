@@ -40,8 +40,27 @@ class Obligation(msgspec.Struct):
     cached: bool = False
 
 
-class Proofs(msgspec.Struct):
-    """The outcome of one task (an event, or the initial state)."""
+class Search(msgspec.Struct):
+    """The outcome of one search that is no solver query: a witness, an exploration, an interleaving, a fair cycle.
 
-    obligations: list[Obligation]
-    counterexamples: list[Counterexample]
+    ``status`` is found, missing, holds, fails or differs; ``passed`` says whether that is as it should be.  ``bound`` names
+    the finite instance: a search says nothing beyond it.
+    """
+
+    id: str
+    method: str
+    status: str
+    passed: bool
+    bound: str = ""
+    depth: int = -1
+    states: int = 0
+    detail: str = ""
+    rules: tuple[str, ...] = ()
+
+
+class TaskResult(msgspec.Struct):
+    """Everything that one task produced."""
+
+    obligations: list[Obligation] = []
+    counterexamples: list[Counterexample] = []
+    searches: list[Search] = []

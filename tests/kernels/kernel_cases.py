@@ -132,6 +132,38 @@ def narrowing(values: Tensor, page: Page, slack: Tensor | float = 0.0) -> Tensor
     return torch.cat(bounds, dim=-1) + slack
 
 
+def edges(page: Page) -> Tensor:
+    """fp32 [n, page.dim]: rows where rounding is decided by the last bit.
+
+    Under a scale of 1, every value of the stored format, every midpoint between neighbours (ties to even) and the fp32
+    next to each; then tiles whose amax is the largest value times a power of two, and the fp32 next to it: there the
+    rule of the scale changes.
+    """
+    parts = page.vector("kv")
+    if parts.quantised is None:
+        around = torch.tensor([1.0, -3.0, 640.0])  # ties in bf16: half an ulp above an even and an odd mantissa
+        points = torch.cat((around * (1 + 2.0**-8), around * (1 + 3 * 2.0**-8)))
+        points = torch.stack([points.nextafter(toward) for toward in (points, points - 1, points + 1)]).flatten()
+        return points.repeat(-(-page.dim // len(points)))[None, : page.dim]
+    grid = _bits.code_values(parts.quantised.dtype).float()
+    grid = grid[grid.isfinite()].unique()
+    points = torch.cat((grid, (grid[1:] + grid[:-1]) / 2))
+    points = torch.cat([points.nextafter(toward) for toward in (points, points - 1, points + 1)])
+    points = points[points.abs() <= grid.max()]
+    tile = page.layout.tile or parts.quantised.count
+    per_tile = points.split(tile - 1)
+    rows = torch.zeros(len(per_tile) + 6, page.dim)
+    for row, values in zip(rows, per_tile, strict=False):
+        for start in range(0, parts.quantised.count, tile):
+            row[start] = grid.max()  # holds the scale at 1
+            row[start + 1 : start + 1 + len(values)] = values
+    for row, power in zip(rows[-6:].view(2, 3, -1), (-3.0, 5.0), strict=True):
+        largest = torch.tensor(float(grid.max()) * 2.0**power)
+        for line, toward in zip(row, (largest, torch.tensor(0.0), torch.tensor(math.inf)), strict=True):
+            line[:] = largest.nextafter(toward)
+    return rows
+
+
 def entry_page(draw: Draw, names: tuple[str, ...], dim: int, entries: int = 5) -> Page:
     layout = layouts.load(draw(st.sampled_from(names)))
     heads = 2 if layout.heads == "model" else None

@@ -1,0 +1,193 @@
+"""The table machines of a simulation: one shared pool, one request record per lane, the rows of each group.
+
+RATIO, HALO and W are constants of the tables, and a request record counts the leases of each *kind*.  A model may have
+several groups of one kind (DeepSeek-V4: entries of ratio 4 and 128).  So its groups are dealt out to *lanes*: in one lane
+no kind comes twice and all agree on the constants.  Each lane has a request record and a machine compiled for its
+constants; all machines work on one pool object, so that every cap is that of the whole device.  A request goes through
+its stages in all lanes in step: no lane validates before every lane has joined.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hybridkv_ref.compile_py import attribute
+from hybridkv_ref.errors import InputError
+from hybridkv_ref.expr import refs
+from hybridkv_ref.machine import Entity, Machine, World
+from hybridkv_ref.models import Group, Model
+from hybridkv_ref.need_functions import NeedFunction
+from hybridkv_ref.recovery import PREFILL, from_model
+from hybridkv_ref.tables import Event, Tables
+
+Row = Callable[..., int]
+"""A compiled row: ``row(pool, *entities, *inputs)`` gives -1 when it fired, else the index of the false guard."""
+
+MEDIUM = "DISK"
+"""The medium of the stored objects that a simulation writes."""
+
+DEVICE, STORE = "*", "+"
+"""What a row asks for when a cap refuses it, besides room in the pool of a kind: room on the device, on the medium."""
+
+
+@dataclass(eq=False, slots=True)
+class Lane:
+    """A request record and the machine that runs it."""
+
+    world: World
+    kinds: set[str] = field(default_factory=set)
+    request: Any = None
+    rows: Mapping[str, Row] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class GroupRows:
+    """One group of the model: what it needs to resume, its sizes, and its kind's rows in its lane.
+
+    ``ranged``: one segment covers a range of the prefix tree; otherwise each holds what resuming at one position needs.
+    ``prefill``: only prefill makes again what it stores; what the others store, a replay before the frontier stands in for.
+    """
+
+    index: int
+    group: Group
+    lane: Lane
+    need: NeedFunction
+    ranged: bool
+    prefill: bool
+    row_bytes: int
+    rows: Mapping[str, Row]
+    events: Mapping[str, Event]
+    spare: list[Any] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        """The kind whose table the group's segments follow."""
+        return self.group.kind
+
+    def size(self, lo: int, hi: int) -> int:
+        """Unpadded bytes of the positions [lo, hi), all layers; additive where a range is cut between entries."""
+        if self.group.shape == "state":
+            return self.row_bytes
+        ratio = self.group.ratio if self.group.shape == "entries" and self.group.ratio else 1
+        return self.row_bytes * (hi // ratio - lo // ratio)
+
+    def extent(self, cut: int) -> tuple[int, int]:
+        """(first position, boundary) of the segment by which a group that is not ranged resumes at ``cut``.
+
+        A state is made of the whole history; rows of partial entries begin where ``recovery.toml`` asks for them.
+        """
+        if self.group.shape == "state":
+            return 0, 0
+        return self.need(cut, cut)[0], cut - cut % (self.group.ratio or 1)
+
+
+def entity(machine: Machine, cls: str, kind: str = "", **rigid: int | str) -> Any:
+    """A new entity in its first stage, outside any list: a simulation makes hundreds of thousands of them."""
+    made: Any = machine.types[cls, kind]()
+    made.cls, made.kind, made.name, made.refs = cls, kind, kind or cls, {}
+    for name, var in machine.tables.vars_of(cls, kind).items():
+        setattr(made, attribute(name), rigid.get(name, var.init))
+    return made
+
+
+class Machines:
+    """All lanes of a model, the pool they share, and the count of rows fired."""
+
+    def __init__(self, tables: Tables, model: Model, groups: Sequence[Group], constants: Mapping[str, int]) -> None:
+        self.tables = tables
+        self.store = _only_store(tables)
+        needs = {group.name: group for group in from_model(model)}
+        self.lanes: list[Lane] = []
+        self.groups: list[GroupRows] = []
+        self.fired = 0
+        pool: Any = None
+        for members, own in deal(groups):
+            world = World(Machine(tables, {**constants, **own}))
+            pool = world.pool if pool is None else pool
+            world.pool = pool
+            lane = Lane(world, {g.kind for g in members})
+            lane.request = entity(world.machine, "request", kernel=True)
+            lane.rows = self.rows(world.machine, "request.")
+            self.lanes.append(lane)
+            for group in members:
+                need = needs[group.name]
+                events = {e.row: e for e in tables.events if self.is_of(e, group.kind)}
+                rows = {name: world.machine.events[e.id].call for name, e in events.items()}
+                self.groups.append(
+                    GroupRows(
+                        groups.index(group), group, lane, need.need, not need.need(0, 0)[2],
+                        need.miss == PREFILL, group.layers * group.row_size(model.default_dtypes), rows, events,
+                    )
+                )  # fmt: skip
+        self.groups.sort(key=lambda g: g.index)
+        self.pool = pool
+        self.world = self.lanes[0].world
+        self.store_rows = self.rows(self.world.machine, f"{self.store}.")
+        for event_id, inputs in _SIGNATURES.items():
+            for event in tables.events:
+                if event.row == event_id and tuple(event.inputs) != inputs:
+                    raise InputError(f"{event.file}: rows.{event.row}: a simulation passes {', '.join(inputs)}")
+
+    def is_of(self, event: Event, kind: str) -> bool:
+        """Whether an event is about segments of this kind alone, or of this kind and the store."""
+        ends = set(event.kinds.values())
+        return kind in ends and ends <= {kind, self.store}
+
+    @staticmethod
+    def rows(machine: Machine, prefix: str) -> dict[str, Row]:
+        """The rows whose event id starts with ``prefix``, by row name."""
+        return {c.event.row: c.call for e, c in machine.events.items() if e.startswith(prefix)}
+
+    def refuse(self, lane: Lane, event_id: str, *entities: Entity, **inputs: int) -> None:
+        """Fires a row that has to fire, or has just been refused: raises Refused with the guard and the values."""
+        lane.world.fire(event_id, *entities, **inputs)
+        self.fired += 1
+
+
+# Inputs are passed by position for speed, so their order is compared with the tables once.
+_SIGNATURES: dict[str, tuple[str, ...]] = {
+    "match": ("s", "f", "bound"),
+    "retry": ("s", "f", "bound"),
+    "admit": ("at", "size", "meta", "off", "until"),
+    "append": ("at", "n"),
+    "split": ("cut", "size", "off"),
+    "open_object": ("size", "lo", "hi", "meta", "made_in", "layout", "until"),
+    "want": ("need_until",),
+    "load_begin": ("need",),
+    "restore_begin": ("size", "lo", "hi", "off"),
+}
+
+
+def _only_store(tables: Tables) -> str:
+    stores = [k for k, kind in tables.kinds.items() if "store" in kind.capabilities]
+    if len(stores) != 1:
+        raise InputError(f"kinds: a simulation needs one kind with the capability 'store', found {len(stores)}")
+    return stores[0]
+
+
+def deal(groups: Sequence[Group]) -> list[tuple[list[Group], dict[str, int]]]:
+    """Deals groups out to lanes: (groups, constants) each, as few as first fit gives."""
+    lanes: list[tuple[list[Group], dict[str, int]]] = []
+    for group in groups:
+        given = {"RATIO": group.ratio, "HALO": group.halo, "W": group.span}
+        own = {name: value for name, value in given.items() if value is not None}
+        for members, constants in lanes:
+            agree = all(constants.get(name, value) == value for name, value in own.items())
+            if agree and group.kind not in {g.kind for g in members}:
+                members.append(group)
+                constants |= own
+                break
+        else:
+            lanes.append(([group], own))
+    neutral = {"RATIO": 1, "HALO": 0, "W": 1}
+    return [(members, {**neutral, **constants}) for members, constants in lanes]
+
+
+def pressure(event: Event) -> list[str]:
+    """What a refusal by each guard of an event asks for: room in a kind's pool (its name), DEVICE, STORE, or "" for none."""
+    found = []
+    for guard in event.guards:
+        read = {r.name for r in refs(guard.expr) if r.role == "global"}
+        own = next((name.removesuffix(".used") for name in read if name.endswith(".used")), "")
+        found.append(own or (DEVICE if "gpu_used" in read else STORE if "disk_used" in read else ""))
+    return found
