@@ -1,14 +1,8 @@
-"""Expressions and rows as Python source: the back end that runs.
-
-An event becomes one function ``f(G, <roles...>, <inputs...>) -> int``: it returns the index of the first false guard, or
--1 after all effects were assigned.  Effects are evaluated before any is stored, so a refused row has changed nothing and
-every right-hand side reads the state before the step.
-"""
+"""Expressions as Python source: the back end that runs."""
 
 from collections.abc import Callable, Mapping
 
 from hybridkv_ref.expr import BOOL, Expr, Lit, Member, Op, Ref
-from hybridkv_ref.tables import Event
 
 _SYMBOL = {"==": "==", "!=": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">=", "+": "+", "-": "-", "and": "and", "or": "or"}
 Namer = Callable[[Ref], str]
@@ -60,20 +54,6 @@ def namer(constants: Mapping[str, int]) -> Namer:
         return f"{'G' if ref.role == 'global' else role_name(ref.role)}.{attribute(ref.name)}"
 
     return name
-
-
-def event_source(event: Event, function: str, constants: Mapping[str, int]) -> str:
-    """The function of one event."""
-    name = namer(constants)
-    arguments = ["G", *map(role_name, event.roles), *(f"in_{i}" for i in event.inputs)]
-    lines = [f"def {function}({', '.join(arguments)}):"]
-    for index, guard in enumerate(event.guards):
-        lines.append(f"    if not {python(guard.expr, name)}: return {index}")
-    for index, effect in enumerate(event.effects):
-        lines.append(f"    v{index} = {python(effect.expr, name)}")
-    for index, effect in enumerate(event.effects):
-        lines.append(f"    {name(effect.target)} = v{index}")
-    return "\n".join([*lines, "    return -1"])
 
 
 def predicate_source(expr: Expr, function: str, roles: tuple[str, ...], constants: Mapping[str, int]) -> str:

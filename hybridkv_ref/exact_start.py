@@ -66,12 +66,10 @@ def exact_start(stack: Stack, position: int, frontier: int, contents: Mapping[st
 
 def _input_from(group: Group, contents: Contents, output_from: int, frontier: int) -> int:
     """From where on the layer's input must be exact, for its output to be so from ``output_from`` on."""
-    lo, hi, exact = group.need(output_from, frontier)
-    if group.miss == PREFILL:
-        if exact:
-            return max((end for end in contents.ends if end <= output_from), default=0)
-        return min(output_from, hi)
-    return lo if lo < hi else output_from
+    if group.exact and group.miss == PREFILL:
+        return max((end for end in contents.ends if end <= output_from), default=0)
+    lo, hi, _ = group.need(output_from, frontier)
+    return min(output_from, hi if group.miss == PREFILL else lo)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,19 @@ class Vector(msgspec.Struct, frozen=True):
 
 
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file of `spec/layouts/`; `spec/README.md` and the comments there say what each key means."""
+    """One file of `spec/layouts/`.
+
+    heads, dim       per entry; "model" where the model gives them
+    order            NHD: an entry's heads are neighbours; HND: a head's entries are
+    entry_bytes      bytes of an entry, pinned against the sum of the fields
+    stride_multiple  the distance of blocks is a multiple of it, in bytes
+    base_align       an arena's address is a multiple of it, in bytes; a power of two
+    scale_rule       none; fixed: 1.0, not stored; pow2_ceil: 2 ** ceil(log2(amax / max)); amax_div: amax / max in fp32,
+                     where amax is the largest magnitude of a tile and max that of the quantised format
+    tile             quantised elements under one scale
+    min_exponent     floor of a scale, as a power of two: amax = 0 has no logarithm
+    source, confidence  where the layout is from, and how surely
+    """
 
     id: str
     role: Literal["kv", "index", "state"]

@@ -242,7 +242,7 @@ class _Builder:
     def spread(self, label: str, item: Stated) -> Iterator[dict[str, str]]:
         """The kinds (role -> kind) that a property of this file, scope and capability is stated for."""
         own, scope, has = self.spec.files[label].kind, item.scope, item.has
-        if scope == "copy":
+        if scope in ("copy", "pair"):
             for src in self.declared.kinds_with(item.src_has) if item.src_has else ("",):
                 for dst in self.declared.kinds_with(item.dst_has) if item.dst_has else ("",):
                     if not item.same_kind or src == dst:
@@ -267,7 +267,10 @@ class _Builder:
     def property(
         self, where: str, form: str, name: str, item: InvariantSpec | StepSpec | SometimesSpec, kinds: dict[str, str]
     ) -> Property:
-        expr = parse(item.holds, self.declared.scope(item.scope, kinds, new=form == "step"), f"{where}.holds")
+        names = self.declared.scope(item.scope, kinds, new=form == "step")
+        if isinstance(item, StepSpec) and item.inputs:
+            names = names.with_names(self.rows.inputs(item.inputs, where, ""))
+        expr = parse(item.holds, names, f"{where}.holds")
         text = item.holds
         if isinstance(item, InvariantSpec) and item.resume:
             need = Op("and", tuple(g.expr for g in self.rows.resume[kinds["self"]]), BOOL)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hybridkv_ref.compile_py import attribute, event_source, predicate_source
+from hybridkv_ref.compile_py import attribute, namer, predicate_source, python, role_name
 from hybridkv_ref.expr import Expr, Ref, refs
 from hybridkv_ref.tables import CLASS_OF, ROLES, Event, Guard, Tables, Var
 
@@ -24,6 +24,24 @@ class Refused(Exception):
         shown = ", ".join(f"{n}={v}" for n, v in self.values.items())
         rules = f" ({', '.join(event.rules)})" if event.rules else ""
         super().__init__(f"{event.id}: refused by '{guard.text}' with {shown}{rules}")
+
+
+def event_source(event: Event, function: str, constants: Mapping[str, int]) -> str:
+    """One event as a function ``f(G, <roles...>, <inputs...>) -> int``.
+
+    It returns the index of the first false guard, or -1 after all effects were assigned.  Effects are evaluated before
+    any is stored, so a refused row has changed nothing and every right-hand side reads the state before the step.
+    """
+    name = namer(constants)
+    arguments = ["G", *map(role_name, event.roles), *(f"in_{i}" for i in event.inputs)]
+    lines = [f"def {function}({', '.join(arguments)}):"]
+    for index, guard in enumerate(event.guards):
+        lines.append(f"    if not {python(guard.expr, name)}: return {index}")
+    for index, effect in enumerate(event.effects):
+        lines.append(f"    v{index} = {python(effect.expr, name)}")
+    for index, effect in enumerate(event.effects):
+        lines.append(f"    {name(effect.target)} = v{index}")
+    return "\n".join([*lines, "    return -1"])
 
 
 class Entity:

@@ -91,6 +91,7 @@ class Declared:
             names |= self.entity("graph", "graph", "", "graph.")
         if scope == "copy":
             names |= self.entity("copy", "copy", "", "copy.")
+        if scope in ("copy", "pair"):
             for role in ("src", "dst"):
                 if kinds.get(role):
                     names |= self.entity(role, "segment", kinds[role], f"{role}.")

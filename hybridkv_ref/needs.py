@@ -106,9 +106,7 @@ def resume_guards(raw: Mapping[str, object], declared: Declared) -> dict[str, tu
         names = declared.scope("request", {"self": kind}).names
         cover_lo, cover = names["req.cov_lo"], names["req.cov"]
         idle = Op("or", (Op("not", (names["req.uses"],), BOOL), Op(">=", (lo, hi), BOOL)), BOOL)
-        parts = [Op("<=", (cover_lo, lo), BOOL), Op(">=", (cover, hi), BOOL)]
-        if needs[kind].exact:
-            parts.append(Op("==", (cover, hi), BOOL))
+        parts = [Op("<=", (cover_lo, lo), BOOL), Op("==" if needs[kind].exact else ">=", (cover, hi), BOOL)]
         place = f"{FILE}: need.{kind}"
         exprs = [Op("or", (*idle.args, part), BOOL) for part in parts]
         guards[kind] = tuple(Guard(render(e), e, f"{place}[{i}]") for i, e in enumerate(exprs))

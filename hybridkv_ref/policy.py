@@ -3,7 +3,7 @@
 A policy is a preference. It decides which of several legal rows is asked for first, never whether a row is legal.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,11 +17,11 @@ Rank = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class KindPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One kind's preferences; the lowest rank goes first.
+    """One kind's preferences; the lowest rank goes first, kinds of one rank by last use.
 
-    ``evict`` ranks device copies without a durable copy, ``evict_durable`` those with one, ``recover`` loads. ``spill``:
-    a durable copy is written before the only copy is evicted. ``snapshots``: where a kind that resumes at exact
-    positions is kept, at every position that the prefix index names or at the ends of its ranges; None for other kinds.
+    ``evict`` ranks device copies without a durable copy, ``evict_durable`` those with one, ``recover`` loads.
+    ``spill``: a durable copy is written before the only copy is evicted. ``snapshots``: where a kind that resumes at
+    exact positions is kept, at every position that the prefix index names or at the ends of its ranges; None for others.
     """
 
     evict: Rank
@@ -38,18 +38,11 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     reserve: Annotated[float, msgspec.Meta(ge=0, lt=1)]
     kinds: dict[str, KindPolicy]
 
-    def eviction_order(self) -> list[tuple[str, bool]]:
-        """(kind, whether a durable copy exists), first victim first."""
-        ranked = [(p.evict, kind, False) for kind, p in self.kinds.items()]
-        ranked += [(p.evict_durable, kind, True) for kind, p in self.kinds.items()]
-        return [(kind, durable) for _, kind, durable in sorted(ranked)]
-
 
 def load_policy(kinds: Mapping[str, bool], spec: Path = SPEC_DIR) -> Policy:
     """Reads policy.toml of ``spec`` for these kinds (name -> whether the kind resumes at exact positions only).
 
-    InputError for a file that cannot be read, an unknown or ill-typed field, a kind that is missing or unknown, two
-    kinds of one rank, and ``snapshots`` where it is missing or means nothing.
+    InputError for a file that cannot be read, an unknown or ill-typed field, a kind that is missing or unknown, and ``snapshots`` where it is missing or means nothing.
     """
     path = spec / FILE
     try:
@@ -76,14 +69,3 @@ def check_policy(policy: Policy, kinds: Mapping[str, bool], place: str) -> None:
             raise InputError(f"{place}:kinds.{kind}.snapshots: missing in a kind that resumes at exact positions only")
         if own.snapshots is not None and not kinds[kind]:
             raise InputError(f"{place}:kinds.{kind}.snapshots: has no meaning in a kind that covers ranges")
-    _no_rank_twice({k: (p.evict, p.evict_durable) for k, p in policy.kinds.items()}, "evict", place)
-    _no_rank_twice({k: (p.recover,) for k, p in policy.kinds.items()}, "recover", place)
-
-
-def _no_rank_twice(ranks: Mapping[str, Collection[int]], field: str, place: str) -> None:
-    owner: dict[int, str] = {}
-    for kind, own in ranks.items():
-        for rank in sorted(set(own)):
-            if rank in owner:
-                raise InputError(f"{place}:kinds.{kind}.{field}: rank {rank} is also that of {owner[rank]}")
-            owner[rank] = kind

@@ -65,7 +65,8 @@ def _entry(kind: str, spec: Path) -> Need:
 class Group:
     """A cache group: layers that store the same object.  Made by ``cache_group`` or ``from_model``.
 
-    ``unit`` is the number of tokens of one cacheable block; ``miss`` is the entry's; ``need`` its compiled form.
+    ``unit`` is the number of tokens of one cacheable block.  ``miss`` and ``exact`` are the entry's, ``need`` is its
+    compiled form.
     """
 
     name: str
@@ -73,19 +74,16 @@ class Group:
     unit: int
     params: Mapping[str, int] = field(hash=False)
     miss: str
+    exact: bool
     need: NeedFunction = field(compare=False, repr=False)
-
-    @property
-    def exact(self) -> bool:
-        """Whether a resume needs a segment that ends exactly where the entry says (``Contents.ends``)."""
-        return self.need(0, 0)[2]
 
 
 def cache_group(name: str, kind: str, unit: int, params: Mapping[str, int], spec: Path = SPEC_DIR) -> Group:
     """A group of a kind that has a recovery entry; InputError for a bad unit, kind or parameter."""
     if unit < 1:
         raise InputError(f"{name}:unit: expected at least 1 token, got {unit}")
-    return Group(name, kind, unit, dict(params), _entry(kind, spec).miss, need_function(kind, params, spec))
+    entry = _entry(kind, spec)
+    return Group(name, kind, unit, dict(params), entry.miss, entry.exact, need_function(kind, params, spec))
 
 
 def from_model(model: Model, spec: Path = SPEC_DIR) -> tuple[Group, ...]:
@@ -225,9 +223,8 @@ def bounded_hit(
 
 def _tail_starts(groups: Sequence[Group], frontier: int) -> Iterator[int]:
     for group in groups:
-        lo, hi, exact = group.need(frontier, frontier)
-        if exact and lo < hi and group.miss != PREFILL:
-            yield lo
+        if group.exact and group.miss != PREFILL:
+            yield group.need(frontier, frontier)[0]
 
 
 def candidate_frontiers(

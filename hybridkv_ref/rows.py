@@ -26,6 +26,7 @@ class Part:
     guards: list[Guard] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
     edges: dict[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
+    can: list[Guard] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,12 @@ class RowBuilder:
             where = f"{place}[{index}]"
             part.guards.append(Guard(text, parse(text, scope, where), where))
 
+    def limits(self, part: Part, texts: Iterable[str], scope: Scope, place: str) -> None:
+        """Adds the limit cases written in ``can``."""
+        for index, text in enumerate(texts):
+            where = f"{place}[{index}]"
+            part.can.append(Guard(text, parse(text, replace(scope, new=True), where), where))
+
     def assignments(self, part: Part, texts: Iterable[str], scope: Scope, rigid: set[Ref], place: str) -> None:
         """Adds effects written in ``then``; refuses writes outside the row's footprint."""
         for index, text in enumerate(texts):
@@ -159,12 +166,14 @@ class RowBuilder:
         if row.spec.resume:
             part.guards += [guard for guards in self.resume.values() for guard in guards]
         self.assignments(part, row.spec.then, scope, rigid, f"{place}.then")
+        self.limits(part, row.spec.can, scope, f"{place}.can")
         for label, owner, extension in row.extends:
             where = f"{label}: extend.{row.name}"
             wider = self.declared.scope(row.spec.scope, {**kinds, "self": owner})
             wider = wider.with_names(self.inputs(row.inputs, place, kind))
             self.conjuncts(part, extension.when, wider, f"{where}.when")
             self.assignments(part, extension.then, wider, rigid, f"{where}.then")
+            self.limits(part, extension.can, wider, f"{where}.can")
         read = {r.name for g in part.guards for r in refs(g.expr) if r.role == "input"}
         read |= {r.name for e in part.effects for r in refs(e.expr) if r.role == "input"}
         unused = [n for n in row.inputs if n not in read]
@@ -180,7 +189,7 @@ class RowBuilder:
         rules = (*row.spec.rules, *(r for _, _, extension in row.extends for r in extension.rules))
         return Event(
             f"{owner}.{row.name}", row.name, row.file, row.spec.scope, dict(kinds),
-            tuple(part.guards), tuple(part.effects), part.edges, types, True, row.spec.actor, row.spec.fair,
+            tuple(part.guards), tuple(part.effects), part.edges, tuple(part.can), types, True, row.spec.actor, row.spec.fair,
             row.spec.intake, tuple(row.spec.tags), tuple(dict.fromkeys(rules)), row.spec.kernel, row.spec.doc,
         )  # fmt: skip
 
@@ -207,15 +216,17 @@ class RowBuilder:
             side = spec.src if role == "src" else spec.dst
             parts.append(self.side(rows[role], side, role, kinds, pair.with_names(free), types, passed, place))
         guards, effects, edges = fuse(parts)
+        can = tuple(c for part in parts for c in part.can)
 
         def hand_over(expr: Expr) -> Expr | None:
             return passed.get(expr.name) if isinstance(expr, Ref) and expr.role == "input" else None
 
+        can = tuple(replace(c, expr=rewrite(c.expr, hand_over)) for c in can)
         guards = tuple(replace(g, expr=rewrite(g.expr, hand_over)) for g in guards)
         effects = tuple(replace(e, expr=rewrite(e.expr, hand_over)) for e in effects)
         rules = [r for role in spec.order for r in rows[role].spec.rules]
         return Event(
-            f"{name}[{kinds['src']}>{kinds['dst']}]", name, file, "copy", dict(kinds), guards, effects, edges, types,
+            f"{name}[{kinds['src']}>{kinds['dst']}]", name, file, "copy", dict(kinds), guards, effects, edges, can, types,
             linked, spec.actor, spec.fair, spec.intake, tuple(spec.tags),
             tuple(dict.fromkeys([*spec.rules, *rules])), spec.kernel, spec.doc,
         )  # fmt: skip
@@ -260,7 +271,8 @@ class RowBuilder:
             target = rewrite(effect.target, turn)
             if isinstance(target, Ref):
                 effects.append(replace(effect, target=target, expr=rewrite(effect.expr, turn)))
-        return Part(guards, effects, {role: edge for edge in part.edges.values()})
+        can = [replace(c, expr=rewrite(c.expr, turn)) for c in part.can]
+        return Part(guards, effects, {role: edge for edge in part.edges.values()}, can)
 
 
 def fuse(parts: Iterable[Part]) -> tuple[tuple[Guard, ...], tuple[Effect, ...], dict[str, tuple[tuple[str, ...], str]]]:

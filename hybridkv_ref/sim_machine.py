@@ -1,9 +1,9 @@
 """The table machines of a simulation: one shared pool, one request record per lane, the rows of each group.
 
-RATIO, HALO and W are constants of the tables, and a request record counts the leases of each *kind*.  A model may have
-several groups of one kind (DeepSeek-V4: entries of ratio 4 and 128).  So its groups are dealt out to *lanes*: in one lane
-no kind comes twice and all agree on the constants.  Each lane has a request record and a machine compiled for its
-constants; all machines work on one pool object, so that every cap is that of the whole device.  A request goes through
+RATIO, HALO and W are constants of the tables, and a request record counts the leases of each *kind*. A model may have
+several groups of one kind (DeepSeek-V4: entries of ratio 4 and 128). So its groups are dealt out to *lanes*: in one
+lane no kind comes twice and all agree on the constants. Each lane has a request record and a machine compiled for its
+constants; all machines work on one pool object, so that every cap is that of the whole device. A request goes through
 its stages in all lanes in step: no lane validates before every lane has joined.
 """
 
@@ -18,6 +18,7 @@ from hybridkv_ref.machine import Entity, Machine, World
 from hybridkv_ref.models import Group, Model
 from hybridkv_ref.need_functions import NeedFunction
 from hybridkv_ref.recovery import PREFILL, from_model
+from hybridkv_ref.recovery import Group as CacheGroup
 from hybridkv_ref.tables import Event, Tables
 
 Row = Callable[..., int]
@@ -44,8 +45,9 @@ class Lane:
 class GroupRows:
     """One group of the model: what it needs to resume, its sizes, and its kind's rows in its lane.
 
-    ``ranged``: one segment covers a range of the prefix tree; otherwise each holds what resuming at one position needs.
-    ``prefill``: only prefill makes again what it stores; what the others store, a replay before the frontier stands in for.
+    ``ranged``: one segment covers a range of the prefix tree; else each holds what resuming at one position needs.
+    ``prefill``: only prefill makes again what it stores; for what the others store, a replay can stand in.
+    ``whole``: a segment is one state of ``row_bytes`` bytes; else it has that many bytes per ``per_row`` tokens.
     """
 
     index: int
@@ -54,9 +56,13 @@ class GroupRows:
     need: NeedFunction
     ranged: bool
     prefill: bool
+    whole: bool
+    per_row: int
     row_bytes: int
     rows: Mapping[str, Row]
     events: Mapping[str, Event]
+    make: Callable[[], Any]
+    let_go: Row
     spare: list[Any] = field(default_factory=list)
 
     @property
@@ -66,28 +72,34 @@ class GroupRows:
 
     def size(self, lo: int, hi: int) -> int:
         """Unpadded bytes of the positions [lo, hi), all layers; additive where a range is cut between entries."""
-        if self.group.shape == "state":
-            return self.row_bytes
-        ratio = self.group.ratio if self.group.shape == "entries" and self.group.ratio else 1
-        return self.row_bytes * (hi // ratio - lo // ratio)
+        return self.row_bytes if self.whole else self.row_bytes * (hi // self.per_row - lo // self.per_row)
 
     def extent(self, cut: int) -> tuple[int, int]:
         """(first position, boundary) of the segment by which a group that is not ranged resumes at ``cut``.
 
         A state is made of the whole history; rows of partial entries begin where ``recovery.toml`` asks for them.
         """
-        if self.group.shape == "state":
-            return 0, 0
-        return self.need(cut, cut)[0], cut - cut % (self.group.ratio or 1)
+        return (0, 0) if self.whole else (self.need(cut, cut)[0], cut - cut % (self.group.ratio or 1))
 
 
-def entity(machine: Machine, cls: str, kind: str = "", **rigid: int | str) -> Any:
-    """A new entity in its first stage, outside any list: a simulation makes hundreds of thousands of them."""
-    made: Any = machine.types[cls, kind]()
-    made.cls, made.kind, made.name, made.refs = cls, kind, kind or cls, {}
-    for name, var in machine.tables.vars_of(cls, kind).items():
-        setattr(made, attribute(name), rigid.get(name, var.init))
-    return made
+class Maker:
+    """Makes entities in their first stage, outside any list: a simulation needs hundreds of thousands of them."""
+
+    def __init__(self, machine: Machine, cls: str, kind: str = "", **rigid: int | str) -> None:
+        first: dict[str, int | str] = {"cls": cls, "kind": kind, "name": kind or cls}
+        for name, var in machine.tables.vars_of(cls, kind).items():
+            first[attribute(name)] = rigid.get(name, var.init)
+        # Straight-line code takes half the time of a loop over names.
+        lines = [
+            "def make():",
+            " e = new()",
+            f" e.refs = {'nothing' if cls == 'segment' else '{}'}",
+            *(f" e.{name} = {value!r}" for name, value in first.items()),
+            " return e",
+        ]
+        space: dict[str, Any] = {"new": machine.types[cls, kind], "nothing": {}}
+        exec("\n".join(lines), space)
+        self.make: Callable[[], Any] = space["make"]
 
 
 class Machines:
@@ -106,19 +118,11 @@ class Machines:
             pool = world.pool if pool is None else pool
             world.pool = pool
             lane = Lane(world, {g.kind for g in members})
-            lane.request = entity(world.machine, "request", kernel=True)
+            lane.request = Maker(world.machine, "request", kernel=True).make()
             lane.rows = self.rows(world.machine, "request.")
             self.lanes.append(lane)
             for group in members:
-                need = needs[group.name]
-                events = {e.row: e for e in tables.events if self.is_of(e, group.kind)}
-                rows = {name: world.machine.events[e.id].call for name, e in events.items()}
-                self.groups.append(
-                    GroupRows(
-                        groups.index(group), group, lane, need.need, not need.need(0, 0)[2],
-                        need.miss == PREFILL, group.layers * group.row_size(model.default_dtypes), rows, events,
-                    )
-                )  # fmt: skip
+                self.groups.append(self.group_rows(group, needs[group.name], lane, groups.index(group), model))
         self.groups.sort(key=lambda g: g.index)
         self.pool = pool
         self.world = self.lanes[0].world
@@ -127,6 +131,27 @@ class Machines:
             for event in tables.events:
                 if event.row == event_id and tuple(event.inputs) != inputs:
                     raise InputError(f"{event.file}: rows.{event.row}: a simulation passes {', '.join(inputs)}")
+
+    def group_rows(self, group: Group, need: CacheGroup, lane: Lane, index: int, model: Model) -> GroupRows:
+        """One group's rows in its lane."""
+        machine = lane.world.machine
+        events = {e.row: e for e in self.tables.events if self.is_of(e, group.kind)}
+        rows = {name: machine.events[e.id].call for name, e in events.items()}
+        return GroupRows(
+            index=index,
+            group=group,
+            lane=lane,
+            need=need.need,
+            ranged=not need.need(0, 0)[2],
+            prefill=need.miss == PREFILL,
+            whole=group.shape == "state",
+            per_row=group.ratio if group.shape == "entries" and group.ratio else 1,
+            row_bytes=group.layers * group.row_size(model.default_dtypes),
+            rows=rows,
+            events=events,
+            make=Maker(machine, "segment", group.kind).make,
+            let_go=rows["let_go"],
+        )
 
     def is_of(self, event: Event, kind: str) -> bool:
         """Whether an event is about segments of this kind alone, or of this kind and the store."""
@@ -184,7 +209,7 @@ def deal(groups: Sequence[Group]) -> list[tuple[list[Group], dict[str, int]]]:
 
 
 def pressure(event: Event) -> list[str]:
-    """What a refusal by each guard of an event asks for: room in a kind's pool (its name), DEVICE, STORE, or "" for none."""
+    """Per guard of an event, where its refusal asks for room: a kind's pool (its name), DEVICE, STORE, or nowhere ("")."""
     found = []
     for guard in event.guards:
         read = {r.name for r in refs(guard.expr) if r.role == "global"}

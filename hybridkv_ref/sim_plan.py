@@ -1,9 +1,9 @@
-"""Which part of a matched prefix a request of a simulation resumes from: ``recovery.longest_hit`` over a path of the tree.
+"""Where a request of a simulation resumes in a matched prefix: ``recovery.longest_hit`` over a path of the tree.
 
-Candidates are the positions that the prefix index names, the last token excepted.  A *plain* hit computes from where every
-group can resume (s = F).  A *replay* computes from further back and needs only what prefill alone can make again, up to F:
-``bounded`` replays one window, ``zero-exact`` as many tokens as make everything from F on exact without stored windows.
-What each group needs comes from ``recovery.toml``.
+Candidates are the positions that the prefix index names, the last token excepted. A *plain* hit computes from where
+every group can resume (s = F). A *replay* computes from further back and needs only what prefill alone can make again,
+up to F: ``bounded`` replays one window, ``zero-exact`` as many tokens as make everything from F on exact without stored
+windows. What each group needs comes from ``recovery.toml``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ _FAR = 1 << 40  # a position so late that no need is cut off at 0; a multiple of
 class Plan:
     """Compute from ``s`` with entries read up to ``frontier``; ``top`` was the largest candidate.
 
-    ``limiting``: the groups because of which the hit is shorter than planned from ``top``. ``plain``: every group is read.
+    ``limiting``: the groups because of which the hit is shorter than one at ``top``. ``plain``: every group is read.
     """
 
     top: int
@@ -83,7 +83,7 @@ class Planner:
         return Plan(top, plain, plain, limiting, True)
 
     def replay(self, search: "_Search", places: Sequence[Place]) -> tuple[int, int, Sequence[GroupRows]]:
-        """The latest (s, F) of a replay, (0, 0) if none is left; and the groups that hold s back further than it goes."""
+        """The latest (s, F) of a replay, (0, 0) if none is left; and the groups that hold s back even further."""
         frontier = next((p[2] for p in places if not search.refusing(self.ranges, *p)), 0)
         start = (frontier - (self.back or 0)) // self.unit * self.unit
         if self.back is None or start <= 0:
@@ -93,7 +93,7 @@ class Planner:
         return found, frontier if found else 0, self.snapshots if found < start else ()
 
     def wanted(self, path: Path, limit: int) -> list[tuple[Cell, int]]:
-        """Cells and places of a path that would have to come back from their durable copies for a hit of ``limit`` tokens."""
+        """Cells and places that would have to come back from durable copies for a hit of ``limit`` tokens."""
         search = _Search(self.groups, path)
         found: list[tuple[Cell, int]] = []
         top = next(iter(search.places(limit)), None)
@@ -118,7 +118,7 @@ class Planner:
 
 
 class _Search:
-    """What the groups hold along one path: where the gap-free range begins that ends with each node, per ranged group."""
+    """What the groups hold along one path: per ranged group, where the gap-free range begins that ends with each node."""
 
     def __init__(self, groups: Sequence[GroupRows], path: Path) -> None:
         self.groups, self.path = groups, path

@@ -1,9 +1,9 @@
-"""The prefix tree of a simulation: which ranges of which prompts were seen, and where each group's segments of them are.
+"""The prefix tree of a simulation: which prompts were seen, and where each group's segments of them are.
 
-Prompts are given as *keys*, one per position at which a hit may end: the trace's block ids, taken where a multiple of the
-alignment ends.  A node is a range of a prompt that was never seen to branch inside; a *cell* is one group's part of a
-node.  Nodes stay when their segments are evicted: what was seen before counts as matched, whether it is still there or
-not.  The tree is bookkeeping only; what may happen to a segment is for the tables.
+Prompts are given as *keys*, one per position at which a hit may end: the trace's block ids, taken where a multiple of
+the alignment ends. A node is a range of a prompt that was never seen to branch inside; a *cell* is one group's part of
+a node. Nodes stay when their segments are evicted: what was seen before counts as matched, whether it is still there or
+not. The tree is bookkeeping only; what may happen to a segment is for the tables.
 """
 
 from collections import OrderedDict
@@ -17,8 +17,8 @@ from hybridkv_ref.sim_machine import GroupRows
 class Cell:
     """One group's part of a node.
 
-    ``segments`` has one place for a ranged group, else one per key of the node; ``objects`` are the durable copies, in the
-    same places.  ``queue`` is the eviction order that the cell stands in, if it holds any segment.
+    ``segments`` has one place for a ranged group, else one per key of the node; ``objects`` are the durable copies, in
+    the same places. ``queue`` is the eviction order that the cell stands in, if it holds any segment.
     """
 
     __slots__ = ("node", "objects", "queue", "rows", "segments")
@@ -29,23 +29,14 @@ class Cell:
         self.objects: list[StoredObject | None] = [None] * places
         self.queue: OrderedDict[Cell, None] | None = None
 
-    def extent(self, place: int) -> tuple[int, int, int]:
-        """(first position, end, boundary) of the segment in this place."""
-        if self.rows.ranged:
-            return self.node.start, self.node.cuts[-1], 0
-        cut = self.node.cuts[place]
-        start, boundary = self.rows.extent(cut)
-        return start, cut, boundary
-
 
 class StoredObject:
-    """A durable copy of one segment; after a split several cells restore their own parts of it."""
+    """A durable copy of one segment; once its node was cut, of the segments of several cells, which tile its range."""
 
-    __slots__ = ("cells", "entity", "load")
+    __slots__ = ("cells", "entity")
 
     def __init__(self, entity: Any, cell: Cell) -> None:
         self.entity, self.cells = entity, [cell]
-        self.load: object = None
 
 
 class Node:

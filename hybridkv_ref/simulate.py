@@ -2,43 +2,59 @@
 
 Every change of a segment is a row of the tables: what a request computes is admitted, appended and committed; what it
 reuses is matched, pinned, checked in four layers, read and released; pressure retires and frees; a store is written to
-and loaded from.  Bookkeeping is the prefix tree, the order of last use per kind and the simulated clock, no more.
+and loaded from. Bookkeeping is the prefix tree, the order of last use and the simulated clock, no more.
 
 What is simulated:
 
-* A prompt's blocks become *positions* at which a hit may end: where a block ends, rounded down to the alignment.  *Matched*
-  is the last of them that was seen before, min(block x common blocks, input length) rounded down.  The last token is always
-  computed, so a hit on a whole prompt resumes one position earlier; ``hit_rate`` counts what was matched, the difference
-  is in ``validation_pass_rate``.
-* Segments are kept for the prompt; output tokens are not.  Bytes are those of entries, rows and states, without padding.
-* ``full`` stores what every group needs to resume at any position (window rows of all tokens, rows of partial entries);
-  what pressure took may be replaced by an exact replay.  ``bounded`` and ``zero-exact`` store neither windows nor partial
-  entries and replay tokens instead: one window, or as many as make the rest exact.  A bounded replay is approximate; the
-  simulation takes it that everybody asked for that grade, and so reuses what was computed after one.
+* A prompt's blocks become *positions* at which a hit may end: where a block ends, rounded down to the alignment.
+  *Matched* is the last of them that was seen before: min(block x common blocks, input length), rounded down. The last
+  token is always computed, so a hit on a whole prompt resumes one position earlier; ``hit_rate`` counts what was
+  matched, the difference is in ``validation_pass_rate``.
+* Segments are kept for the prompt; output tokens are not. Bytes are those of entries, rows and states, unpadded.
+* ``full`` stores what every group needs to resume at any position: window rows of all tokens, rows of partial entries;
+  what pressure took, an exact replay may replace. ``bounded`` and ``zero-exact`` store neither windows nor partial
+  entries and replay tokens instead: one window, or as many as make the rest exact. A bounded replay is approximate;
+  here everybody is taken to ask for that grade, so that what was computed after one is reused.
 * Requests run one after the other in the order of arrival and hold their segments while they run; time passes for loads
-  only.  One load at a time has the whole bandwidth, the others queue; a request that waits is overtaken by later ones.
+  only. One load at a time has the whole bandwidth, the others queue; a request that waits is overtaken by later ones.
   Durable copies are written behind, at no time.
+* A range of tokens is kept as a whole or not at all; what finds no room is not kept, and the request runs on.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from hybridkv_ref.compile_py import attribute
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.loader import load_tables
 from hybridkv_ref.models import Model
 from hybridkv_ref.policy import Policy, load_policy
-from hybridkv_ref.recovery import PREFILL, from_model
+from hybridkv_ref.recovery import PREFILL, entries, from_model
 from hybridkv_ref.request_traces import Request
-from hybridkv_ref.sim_cache import Cache
+from hybridkv_ref.sim_cache import Cache, Hole
 from hybridkv_ref.sim_drain import check_drained
 from hybridkv_ref.sim_machine import GroupRows, Machines
 from hybridkv_ref.sim_plan import Plan, Planner
 from hybridkv_ref.sim_report import Report
-from hybridkv_ref.sim_tree import Cell, Node, Tree, positions
+from hybridkv_ref.sim_tree import Node, Tree, positions
 from hybridkv_ref.tables import Tables
 
 IO_BANDWIDTH = 25_000_000_000
 """Bytes per second of loads where none is given: about what one PCIe 4.0 x16 link carries (recall)."""
+
+Lease = tuple[GroupRows, Any, Any]
+"""(group, segment, lease)"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A request that arrived: its positions by key, and how many tokens of it had been seen before then."""
+
+    request: Request
+    keys: list[int]
+    cuts: list[int]
+    matched: int
 
 
 def simulate(
@@ -53,9 +69,10 @@ def simulate(
 ) -> Report:
     """Runs ``requests`` (read once, in the order of arrival) and reports what they reused.
 
-    ``gpu_memory`` and ``disk`` are bytes; ``alignment`` is tokens, a multiple of the model's own, which it is by default;
+    ``gpu_memory`` and ``disk`` are bytes; ``alignment`` is tokens, a multiple of the model's own, which is the default;
     ``recovery`` is full, bounded or zero-exact; ``io_bandwidth`` is bytes per second. InputError for an argument out of
-    range, and what the trace, the tables or the policy raise. Refused, if the tables refuse a row that has to fire.
+    range, and what the trace, the tables or the policy raise; Refused if the tables refuse a row that has to fire;
+    NotDrainedError if something is not at rest in the end.
     """
     simulation = Simulation(model, gpu_memory, disk, alignment, recovery, io_bandwidth, policy)
     for request in requests:
@@ -86,12 +103,13 @@ class Simulation:
         kept = {g.name for g in needs if recovery == "full" or g.miss == PREFILL}
         reserve = int(gpu_memory * self.policy.reserve) if disk else 0
         caps = {f"{kind}.CAP": max(gpu_memory, disk) for kind in tables.kinds}
-        constants = {"GPU_CAP": gpu_memory, "RESERVE": reserve, "HOST_CAP": 0, "DISK_CAP": disk, "OBJECT_CAP": 0, "IO_CAP": 1}
-        self.machines = Machines(tables, model, [g for g in model.groups if g.name in kept], {**constants, **caps})
+        media = {"HOST_CAP": 0, "DISK_CAP": disk, "OBJECT_CAP": 0}
+        constants = {"GPU_CAP": gpu_memory, "RESERVE": reserve, "IO_CAP": 1, **media, **caps}
+        self.machines = Machines(tables, model, [g for g in model.groups if g.name in kept], constants)
         self.tree = Tree(self.machines.groups)
         self.planner = Planner(model, self.machines.groups, recovery, alignment)
         self.cache = Cache(self.machines, self.tree, self.policy, io_bandwidth, disk > 0)
-        # What would be evicted last is written first, so that it is there when room gets short.
+        # What would be evicted last is written first: nothing that comes later displaces it.
         self.order = sorted(self.machines.groups, key=lambda g: -self.policy.kinds[g.kind].evict)
         self.model, self.alignment, self.recovery = model, alignment, recovery
         self.gpu_memory, self.disk = gpu_memory, disk
@@ -99,7 +117,7 @@ class Simulation:
         self.wait_ms = 0.0
         self.limiting = dict.fromkeys((g.group.name for g in self.machines.groups), 0)
 
-    # -- arrival and waiting ------------------------------------------------------------------------------------------------
+    # -- arrival and waiting -----------------------------------------------------------------------------------------
     def arrive(self, request: Request) -> None:
         """Takes one request in: it runs at once, or when the durable copies that it can use are back."""
         while self.cache.ends_at <= request.arrival_ms:
@@ -134,7 +152,7 @@ class Simulation:
                 return
         self.run(running)
 
-    # -- one request ----------------------------------------------------------------------------------------------------------
+    # -- one request -------------------------------------------------------------------------------------------------
     def run(self, running: "_Running") -> None:
         """A request from its match to its end."""
         request, keys, cuts = running.request, running.keys, running.cuts
@@ -150,7 +168,10 @@ class Simulation:
             parent = path[-1][0] if path else self.tree.root
             node = self.tree.add(parent, keys[common:], cuts[common:])
             path.append((node, len(node.keys)))
-        self.write(path, plan)
+        self.cache.touch(path)
+        # A group stops when room is short; the others go on, in the order in which the policy holds on to them.
+        for g in self.order:
+            self.cache.write(g, self.holes(g, path, plan.frontier))
         self.end(hits)
         self.cache.touch(path)
         self.cache.measure()
@@ -170,19 +191,22 @@ class Simulation:
                 self.cache.split(node, count)
         return self.tree.walk(keys) if ends else path
 
-    def begin(self, request: Request, path: list[tuple[Node, int]], plan: Plan) -> list[tuple[GroupRows, Any, Any]]:
+    def begin(self, request: Request, path: list[tuple[Node, int]], plan: Plan) -> list[Lease]:
         """Matches, validates in four layers and reads what the plan names; gives the leases of the hit."""
+        for g in self.machines.groups:
+            # A request record at rest is a new request: what is rigid while it runs is set now.
+            g.lane.request.length = request.input_tokens
+            setattr(g.lane.request, attribute(f"uses.{g.kind}"), plan.plain or g.prefill)
         if not plan.top:
-            self.step("start_cold", request, plan)
+            self.step("start_cold")
             return []
-        first = plan.s if plan.frontier == plan.top else plan.top
-        self.positions("match", request, plan, first, plan.top)
+        self.at("match", plan.s if plan.frontier == plan.top else plan.top, plan.top)
         if plan.frontier < plan.top:
             self.step("shorten")
             if not plan.frontier:
                 self.step("give_up")
                 return []
-            self.positions("retry", request, plan, plan.s, plan.frontier)
+            self.at("retry", plan.s, plan.frontier)
         hits = [(g, segment, self.cache.lease(segment, g.lane.request)) for g, segment in self.pins(path, plan)]
         self.leases(hits, "find", "pin")
         self.step("check")
@@ -193,3 +217,123 @@ class Simulation:
         self.leases(hits, "read")
         self.step("start_hit")
         return hits
+
+    def pins(self, path: list[tuple[Node, int]], plan: Plan) -> Iterator[tuple[GroupRows, Any]]:
+        """The segments that a hit reads, in the order of their positions."""
+        for g in self.machines.groups:
+            if not (plan.plain or g.prefill):
+                continue
+            lo, hi, _ = g.need(plan.s, plan.frontier)
+            for node, _ in path if lo < hi else ():
+                if node.start >= hi:
+                    break
+                if g.ranged and node.cuts[-1] > lo:
+                    yield g, node.cells[g.index].segments[0]
+                elif not g.ranged and node.cuts[-1] >= hi:
+                    yield g, node.cells[g.index].segments[node.cuts.index(hi)]
+
+    def holes(self, g: GroupRows, path: list[tuple[Node, int]], frontier: int) -> Iterator[Hole]:
+        """Places of one group on a path, from the frontier on, that hold nothing and should."""
+        every = self.policy.kinds[g.kind].snapshots == "every"
+        for node, count in path:
+            cell, last = node.cells[g.index], len(node.keys) - 1
+            if node.cuts[-1] < frontier or count <= last:
+                continue
+            if g.ranged:
+                if node.start >= frontier and cell.segments[0] is None:
+                    yield cell, 0, node.start, node.cuts[-1], 0
+                continue
+            for place in range(0 if every else last, count):
+                cut = node.cuts[place]
+                if cut >= frontier and cell.segments[place] is None:
+                    lo, boundary = g.extent(cut)
+                    if lo < cut:
+                        yield cell, place, lo, cut, boundary
+
+    def end(self, hits: list[Lease]) -> None:
+        """A request is done: it lets go of what it wrote and read, and closes."""
+        self.step("finish")
+        self.cache.let_go()
+        self.leases(hits, "release")
+        self.cache.leases += [lease for _, _, lease in hits]
+        self.step("close")
+
+    def step(self, row: str) -> None:
+        """Fires one row of the request in every lane."""
+        for lane in self.machines.lanes:
+            if lane.rows[row](self.machines.pool, lane.request) >= 0:
+                self.machines.refuse(lane, f"request.{row}", lane.request)
+        self.machines.fired += len(self.machines.lanes)
+
+    def at(self, row: str, s: int, frontier: int) -> None:
+        """Fires a row that sets the request's two positions, in every lane."""
+        for lane in self.machines.lanes:
+            bound = frontier - frontier % lane.world.machine.constants["RATIO"]
+            if lane.rows[row](self.machines.pool, lane.request, s, frontier, bound) >= 0:
+                self.machines.refuse(lane, f"request.{row}", lane.request, s=s, f=frontier, bound=bound)
+        self.machines.fired += len(self.machines.lanes)
+
+    def leases(self, hits: list[Lease], *rows: str) -> None:
+        """Fires rows of every lease of a hit, one lease after the other."""
+        pool = self.machines.pool
+        for g, segment, lease in hits:
+            for row in rows:
+                if g.rows[row](pool, segment, lease, g.lane.request) >= 0:
+                    self.machines.refuse(g.lane, g.events[row].id, segment, lease, g.lane.request)
+        self.machines.fired += len(hits) * len(rows)
+
+    # -- the end of the run ------------------------------------------------------------------------------------------
+    def finish(self) -> Report:
+        """Ends all loads, checks that everything is at rest, empties the cache by rows and reports."""
+        while self.cache.running:
+            self.cache.complete()
+        report = self.report()
+        check_drained(self.machines, self.cache)
+        return report
+
+    def report(self) -> Report:
+        """The figures so far."""
+        cache, matched, inputs = self.cache, self.matched, self.input_tokens
+        hit_rate = matched / inputs if inputs else 0.0
+        pass_rate = self.saved / matched if matched else 1.0
+        return Report(
+            model=self.model.name,
+            recovery=self.recovery,
+            alignment=self.alignment,
+            gpu_memory=self.gpu_memory,
+            disk=self.disk,
+            requests=self.requests,
+            input_tokens=inputs,
+            hit_tokens=matched,
+            saved_tokens=self.saved,
+            recomputed_tokens=matched - self.saved,
+            hit_rate=hit_rate,
+            validation_pass_rate=pass_rate,
+            composite=hit_rate * pass_rate,
+            load_bytes=cache.load_bytes,
+            load_wait_ms=self.wait_ms,
+            limiting={name: count for name, count in self.limiting.items() if count},
+            peak_bytes=dict(cache.peak),
+            evictions=dict(cache.evictions),
+            spills=cache.spilled,
+            reloads=cache.reloaded,
+            rows_fired=self.machines.fired,
+        )
+
+
+def device_kinds(tables: Tables) -> dict[str, bool]:
+    """The kinds with device copies, and whether each resumes at exact positions only: what a policy has to rank."""
+    needs = entries()[1]
+    return {k: needs[k].exact for k, kind in tables.kinds.items() if "device" in kind.capabilities}
+
+
+def _check_arguments(model: Model, gpu_memory: int, disk: int, alignment: int, io_bandwidth: float) -> None:
+    if gpu_memory < 1:
+        raise InputError(f"simulate:gpu_memory: expected at least 1 byte, got {gpu_memory}")
+    if disk < 0:
+        raise InputError(f"simulate:disk: expected at least 0 bytes, got {disk}")
+    if not io_bandwidth > 0:
+        raise InputError(f"simulate:io_bandwidth: expected more than 0 bytes per second, got {io_bandwidth}")
+    if alignment < 1 or alignment % model.alignment:
+        reason = f"expected a multiple of the {model.alignment} tokens of {model.name}, got {alignment}"
+        raise InputError(f"simulate:alignment: {reason}")

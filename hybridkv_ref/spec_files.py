@@ -12,7 +12,7 @@ import msgspec
 from hybridkv_ref.errors import InputError
 
 ClassName = Literal["segment", "lease", "request", "copy", "graph"]
-Scope = Literal["global", "segment", "lease", "request", "copy", "graph", "system"]
+Scope = Literal["global", "segment", "lease", "request", "copy", "pair", "graph", "system"]
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"from_": "from", "pass_": "pass"}):
@@ -56,7 +56,10 @@ class VarSpec(Record, frozen=True):
 
 
 class RowSpec(Record, frozen=True):
-    """One transition.  ``from``/``to`` are the stage columns of the row's own class."""
+    """One transition.  ``from``/``to`` are the stage columns of the row's own class.
+
+    ``can`` lists cases at the limit in which the row must still be possible; ``new(x)`` is the value after it.
+    """
 
     doc: str
     scope: Scope = "segment"
@@ -74,6 +77,7 @@ class RowSpec(Record, frozen=True):
     when_each: list[str] = []
     resume: bool = False
     then: list[str] = []
+    can: list[str] = []
     tags: list[str] = []
     rules: list[str] = []
     kernel: str = ""
@@ -84,6 +88,7 @@ class ExtendSpec(Record, frozen=True):
 
     when: list[str] = []
     then: list[str] = []
+    can: list[str] = []
     inputs: dict[str, str] = {}
     rules: list[str] = []
 
@@ -138,12 +143,16 @@ class InvariantSpec(Record, frozen=True):
 
 
 class StepSpec(Record, frozen=True):
-    """A two-state property of every row (or of those with tag ``on``); ``new(x)`` is the next value."""
+    """A two-state property of every row (or of those with tag ``on``); ``new(x)`` is the next value.
+
+    With ``on`` it may read the rows' ``inputs`` too.
+    """
 
     scope: Scope
     holds: str
     rules: list[str] = []
     on: str = ""
+    inputs: dict[str, str] = {}
     has: str = ""
     src_has: str = ""
     dst_has: str = ""

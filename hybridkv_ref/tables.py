@@ -19,6 +19,7 @@ ROLES: dict[str, tuple[str, ...]] = {
     "request": ("req",),
     "graph": ("graph",),
     "copy": ("src", "dst", "copy"),
+    "pair": ("src", "dst"),
 }
 CLASS_OF = {"self": "segment", "src": "segment", "dst": "segment", "lease": "lease", "req": "request", "copy": "copy", "graph": "graph"}
 
@@ -79,7 +80,10 @@ class Effect:
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """One thing that can happen, atomically.  ``kinds`` maps the segment roles to their kinds."""
+    """One thing that can happen, atomically.
+
+    ``kinds`` maps the segment roles to their kinds; ``can`` holds limit cases in which it must be possible.
+    """
 
     id: str
     row: str
@@ -89,6 +93,7 @@ class Event:
     guards: tuple[Guard, ...]
     effects: tuple[Effect, ...]
     edges: Mapping[str, tuple[tuple[str, ...], str]]
+    can: tuple[Guard, ...] = ()
     inputs: Mapping[str, Type] = field(default_factory=dict)
     linked: bool = False
     actor: str = ""

@@ -1,7 +1,7 @@
 """Number formats of cached elements: widening and narrowing, three times over.
 
 * float64 from the definition (sign, exponent, mantissa): what the references use.
-* torch's own casts where they exist: what the torch versions use.
+* torch's own casts and look-up: what the torch versions use.
 * integer arithmetic on bits, for Triton: its interpreter truncates fp32 to bf16 and loses the carry of fp32 to e4m3,
   and sm_80 has no fp8 conversion at all. All of them round to nearest, ties to even, and saturate.
 
@@ -84,11 +84,14 @@ def exact_scale(amax: Tensor, name: str, rule: str, min_exponent: int) -> Tensor
 # torch
 
 
+@cache
+def _values_on(name: str, device: torch.device) -> Tensor:
+    return code_values(name).to(device, torch.float32)
+
+
 def widen(codes: Tensor, name: str) -> Tensor:
-    """fp32 values of `codes` (uint8, one code each)."""
-    if name == "e4m3":
-        return codes.view(torch.float8_e4m3fn).float()
-    return code_values(name).float().to(codes.device)[codes.long()]
+    """fp32 values of `codes` (uint8, one code each), by look-up: on a CPU several times as fast as torch's own cast."""
+    return _values_on(name, codes.device).index_select(0, codes.flatten().int()).view(codes.shape)
 
 
 def narrow(x: Tensor, name: str) -> Tensor:

@@ -52,7 +52,7 @@ def _scales(stored: Tensor, place: Place) -> Tensor:
 
 
 def _tiled(x: Tensor, tiles: int) -> Tensor:
-    return x.reshape(*x.shape[:-1], tiles, x.shape[-1] // tiles)
+    return x.view(*x.shape[:-1], tiles, x.shape[-1] // tiles)
 
 
 def table_slots(block_table: Tensor, row: int, entries: Tensor, page: Page) -> Tensor:
@@ -74,17 +74,19 @@ def read(arena: Tensor, slots: Tensor, page: Page, vector: str = "kv") -> Tensor
     parts = page.vector(vector)
     here = slots >= 0
     at = slots.clamp(min=0)
-    out = []
+    split = parts.quantised.count if parts.quantised is not None else 0
+    out = torch.empty(len(slots), page.heads, parts.dim, dtype=precision(page), device=arena.device)
     if parts.quantised is not None:
-        values = _bits.widen(_codes(_fetch(arena, at, page, parts.quantised), parts.quantised), parts.quantised.dtype)
-        if parts.scale is not None:
-            scales = _scales(_fetch(arena, at, page, parts.scale), parts.scale)
-            values = (_tiled(values, parts.scale.count) * scales.unsqueeze(-1)).flatten(-2)
-        out.append(values)
+        codes = _codes(_fetch(arena, at, page, parts.quantised), parts.quantised)
+        values = _bits.widen(codes, parts.quantised.dtype)
+        if parts.scale is None:
+            out[..., :split] = values
+        else:
+            scales = _scales(_fetch(arena, at, page, parts.scale), parts.scale).unsqueeze(-1)
+            torch.mul(_tiled(values, parts.scale.count), scales, out=_tiled(out[..., :split], parts.scale.count))
     if parts.plain is not None:
-        out.append(_fetch(arena, at, page, parts.plain).view(PLAIN[parts.plain.dtype]).to(precision(page)))
-    values = out[0] if len(out) == 1 else torch.cat(out, dim=-1)
-    return values if bool(here.all()) else values.where(here[:, None, None], torch.zeros((), dtype=values.dtype))
+        out[..., split:] = _fetch(arena, at, page, parts.plain).view(PLAIN[parts.plain.dtype])
+    return out if bool(here.all()) else out.masked_fill_(~here[:, None, None], 0.0)
 
 
 def write(arena: Tensor, slots: Tensor, values: Tensor, page: Page, vector: str = "kv") -> None:

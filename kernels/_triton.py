@@ -17,9 +17,14 @@ except ImportError:
     AVAILABLE = False
 
     class _AbsentLanguage:
-        """Enough of `triton.language` to evaluate a kernel's annotations."""
+        """Enough of `triton.language` to evaluate a kernel's annotations and constants."""
 
-        constexpr = tensor = tuple = object
+        tensor = tuple = object
+
+        @staticmethod
+        def constexpr(value: object) -> object:
+            """A constant stays what it is."""
+            return value
 
     tl = _AbsentLanguage()
 

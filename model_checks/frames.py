@@ -111,6 +111,10 @@ def placements(tables: Tables, acting: Binding, scope: str, kinds: Mapping[str, 
         ends = {r: i for r, i in found.refs if r in roles}
         if all(ends[r].kind == k for r, k in kinds.items() if r in ends):
             yield {**ends, link: found}
+    if scope == "pair":
+        ends = [list(_ends(tables, acting, role, kinds.get(role, ""))) for role in roles]
+        yield from (dict(zip(roles, both, strict=True)) for both in product(*ends) if both[0] != both[1])
+        return
     if not link:
         for role in roles:
             want = kinds.get(role, "")

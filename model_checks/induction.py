@@ -121,7 +121,7 @@ class Task:
         status = "proved" if verdict == z3.sat else "failed" if verdict == z3.unsat else "unknown"
         spent = (time.perf_counter() - begun) * 1000
         self.out.obligations.append(
-            Obligation(f"{self.event.id}/{name}", self.event.file, self.event.row, "can_fire", "vacuity", status, round(spent, 3))
+            Obligation(f"{self.event.id}/{name}", self.event.file, self.event.row, "can_fire" if name.startswith("can_fire") else name, "vacuity" if name.startswith("can_fire") else "boundary", status, round(spent, 3))
         )
         if self.batch and status != "proved":
             raise Refuted
@@ -152,6 +152,7 @@ class Task:
         self.solver.add(*self.base.constants(), *self.base.facts(self.frame))
         self.solver.add(*[words.pre(g.expr, self.acting) for g in self.event.guards])
         self.satisfiable("can_fire")
+        self.limits()
         self.generic()
         self.sums_of_actors()
         work = self.work()
@@ -214,11 +215,19 @@ class Task:
         if isinstance(prop, _Kept) and any(i in self.acting.values() for r, i in bound.items() if r in ("lease", "copy")):
             return False  # an actor's own share is part of the sum's obligation
         if isinstance(prop, Property) and prop.on:
-            return all(i in self.acting.values() for i in bound.values())
+            return all(self.acting.get(r) == i for r, i in bound.items())
         read = refs(prop.expr)
         if isinstance(prop, Property) and prop.form == "step":
             read = frozenset(r for r in read if r.new)
         return any((owner_name(r, bound), r.name) in self.changed for r in read)
+
+    def limits(self) -> None:
+        """The row is possible in each limit case that it names."""
+        for case in self.event.can:
+            self.solver.push()
+            self.solver.add(self.post(case.expr, self.acting, True))
+            self.satisfiable(f"can: {case.text}")
+            self.solver.pop()
 
     def sums_of_actors(self) -> None:
         """Each counter moves by what the counted actors move."""

@@ -2,7 +2,7 @@
 
 An instance is written once and may be stated for every kind with a capability (``has``; ``*`` stands for the kind), as the
 tables' own properties are, so a new kind is explored without a line here.  A search may start after a *script* of steps,
-leave rows out (``off``) or end at a depth; what was restricted is said wherever its result is shown.
+leave rows out (``off``, or no values for an input) or end at a depth; what was restricted is said wherever its result is shown.
 """
 
 from collections.abc import Iterator, Mapping
@@ -159,10 +159,11 @@ class _Reader:
                     self.known(token[0], by_name, where, "entity")
             domains = {**spec.inputs, **only.inputs}
             bound = [e for e in self.tables.events if any(True for _ in fitting(entities, e.roles, e.kinds))]
+            inputs = {(e.id, i): self.domain(e, i, t, domains, where) for e in bound for i, t in e.inputs.items()}
+            untried = {e.row for e in bound for i in e.inputs if not inputs[e.id, i]}
             yield Instance(
-                f"{name}<{kind}>" if kind else name, spec.doc, entities, constants,
-                {(e.id, i): self.domain(e, i, t, domains, where) for e in bound for i, t in e.inputs.items()},
-                dict(spec.budgets), frozenset(spec.off),
+                f"{name}<{kind}>" if kind else name, spec.doc, entities, constants, inputs,
+                dict(spec.budgets), frozenset(spec.off) | untried,
                 tuple(self.step(s.replace("*", kind), by_name, f"{where}.script[{i}]") for i, s in enumerate(spec.script)),
                 spec.depth, spec.exact,
             )  # fmt: skip
@@ -195,19 +196,21 @@ class _Reader:
         variables = self.tables.vars_of(cls, kind)
         values: dict[str, Value] = {n: v.init for n, v in variables.items() if v.rigid}
         for key, value in rigid.items():
-            values[self.known(key, values, where, "rigid variable")] = self.value(value, variables[key].type, where)
+            if not key.endswith("?") or key[:-1] in values:
+                name_of = self.known(key.removesuffix("?"), values, where, "rigid variable")
+                values[name_of] = self.value(value, variables[name_of].type, where)
         return Entity(name, cls, kind, owners, values)
 
     def domain(
         self, event: Event, name: str, kind: Type, domains: Mapping[str, list[int | bool | str]], where: str
     ) -> tuple[Value, ...]:
-        """The values tried for one input of one event."""
+        """The values tried for one input of one event, none where the file names none."""
         for key in (f"{event.row}.{name}", name):
             if key in domains:
                 return tuple(self.value(v, kind, f"{where}.inputs.{key}") for v in domains[key])
         if kind.name in ("bool", "enum"):
             return kind.members or (0, 1)
-        raise InputError(f"{where}.inputs: no values for '{event.row}.{name}'")
+        return ()
 
     def step(self, text: str, by_name: Mapping[str, Entity], where: str) -> Step:
         """``event entity name=value ...``, the entity being the one that owns the others (a lease, a copy) or ``a>b``."""

@@ -11,8 +11,11 @@ from typing import Any
 
 import msgspec
 
+from hybridkv_ref.needs import FILE
 from hybridkv_ref.spec_files import ExtendSpec, HandoffSpec, RowSpec, Spec
+from hybridkv_ref.tables import Tables
 
+NEED = "need"
 Section = RowSpec | ExtendSpec | HandoffSpec
 _SIGNS: dict[type, type] = {ast.Add: ast.Sub, ast.Sub: ast.Add}
 _COMPARISONS: dict[type, type] = {
@@ -41,6 +44,8 @@ class Mutant:
 
     def apply(self, spec: Spec) -> Spec:
         """The spec with this one change."""
+        if self.section == NEED:
+            raise ValueError("a mutant of a recovery entry is applied to the event")
         file = spec.files[self.file]
         section: dict[str, Any] = dict(getattr(file, self.section))
         section[self.row] = self._changed(section[self.row])
@@ -62,12 +67,17 @@ def _attribute(key: str) -> str:
     return "from_" if key == "from" else key
 
 
-def mutants(spec: Spec) -> Iterator[Mutant]:
-    """All mutants of a spec, in file order."""
+def mutants(spec: Spec, tables: Tables) -> Iterator[Mutant]:
+    """All mutants of a spec, in file order; last, each demand of a recovery entry dropped from the joint row."""
     for label, file in spec.files.items():
         for section in ("rows", "extend", "handoffs"):
             for name, item in getattr(file, section).items():
                 yield from _of_row(label, section, name, item)
+    for event in tables.events:
+        for guard in event.guards:
+            label, _, place = guard.place.partition(": ")
+            if label == FILE:
+                yield Mutant(label, NEED, event.row, "drop guard", place, guard.text, "")
 
 
 def _of_row(label: str, section: str, name: str, item: Section) -> Iterator[Mutant]:

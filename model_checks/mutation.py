@@ -16,7 +16,7 @@ from hybridkv_ref.loader import build, build_events
 from hybridkv_ref.model_checks.frames import Assumptions, Frame, actors, owner_name, placements
 from hybridkv_ref.model_checks.induction import Refuted, Task
 from hybridkv_ref.model_checks.liveness import Claim
-from hybridkv_ref.model_checks.mutants import Mutant
+from hybridkv_ref.model_checks.mutants import NEED, Mutant
 from hybridkv_ref.model_checks.obligations import Obligation
 from hybridkv_ref.model_checks.smt import new_solver
 from hybridkv_ref.spec_files import Spec
@@ -47,7 +47,7 @@ class Killer:
     def run(self, mutant: Mutant) -> Verdict:
         """The verdict on one mutant."""
         try:
-            events = build_events(mutant.apply(self.spec))
+            events = self.events(mutant)
         except InputError as error:
             return Verdict(mutant.id, "lint", "loader", str(error))
         changed = [e for e in events if not same_row(e, self.originals[e.id])]
@@ -62,6 +62,15 @@ class Killer:
             return Verdict(mutant.id, "equivalent", "solver")
         lost = self.witness(tables, ids) if self.witness else ""
         return Verdict(mutant.id, "killed", "witness", lost) if lost else Verdict(mutant.id, "survived")
+
+    def events(self, mutant: Mutant) -> tuple[Event, ...]:
+        """The events with the mutant's change."""
+        if mutant.section != NEED:
+            return build_events(mutant.apply(self.spec))
+        place = f"{mutant.file}: {mutant.key}"
+        return tuple(
+            dataclasses.replace(e, guards=tuple(g for g in e.guards if g.place != place)) for e in self.tables.events
+        )
 
     def by_induction(self, tables: Tables, changed: list[Event]) -> Obligation | None:
         """The first invariant, step property or sum that a changed row breaks."""

@@ -59,12 +59,11 @@ def second_opinion(graph: Graph) -> Opinion:
     steps: list[tuple[Property, dict[str, Entity]]] = []
     checked = 0
     for item in (*tables.forms("invariant"), *tables.forms("step")):
-        if not space.reduction.keeps(item.expr):
+        bound = [] if item.on else list(tuples(graph, item))
+        if bound and not space.reduction.keeps(item.expr):
             left_out.append(item.id)
             continue
-        if item.form == "step" and item.on:
-            continue
-        for by_role in tuples(graph, item):
+        for by_role in bound:
             checked += 1
             if item.form == "step":
                 steps.append((item, by_role))
@@ -107,8 +106,12 @@ def _steps(graph: Graph, steps: list[tuple[Property, dict[str, Entity]]], acting
             by_role = _acting(binding, item)
             if by_role is not None:
                 slots, function = space.compiled.property(item.expr)
-                at = tuple(space.position(r, by_role) for r in slots)
-                bad = np.logical_not(function(_both(graph, src, writes, at, tuple(r.new for r in slots))))
+                own = [r for r in slots if r.role != "input"]
+                at = tuple(space.position(r, by_role) for r in own)
+                known = dict(zip(own, _both(graph, src, writes, at, tuple(r.new for r in own)), strict=True))
+                for name, column in zip(binding.event.inputs, binding.combos.T, strict=True):
+                    known |= {r: column[combo] for r in slots if r.role == "input" and r.name == name}
+                bad = np.logical_not(function([known[r] for r in slots]))
                 if np.any(bad):
                     yield _on_edge(graph, item, by_role, chosen, bad)
 
@@ -126,8 +129,7 @@ def _both(graph: Graph, src: Ints, writes: Writes, at: tuple[int, ...], new: tup
 def _acting(binding: Binding, item: Property) -> dict[str, Entity] | None:
     """The entities of a step property that is stated for rows with a tag: those that act."""
     by_role = dict(zip(binding.event.roles, binding.entities, strict=True))
-    wanted = set(item.kinds) | ({"self"} if item.scope == "segment" else set())
-    fits = item.on in binding.event.tags and wanted <= by_role.keys()
+    fits = item.on in binding.event.tags and set(ROLES[item.scope]) <= by_role.keys()
     return by_role if fits and all(by_role[r].kind == k for r, k in item.kinds.items()) else None
 
 

@@ -149,7 +149,8 @@ class Space:
         for name, number in instance.constants.items():
             self.add("const", name, numbers, number)
         self.bindings = list(self.bind())
-        active = [b for b in self.bindings if b.active]
+        scripted = {(s.event, s.entities) for s in instance.script}
+        active = [b for b in self.bindings if b.active or (b.event.id, tuple(e.name for e in b.entities)) in scripted]
         self.written = sorted({p for b in active for p in b.targets} | {b.budget for b in active if b.budget >= 0})
         rows = {b.event.id: b.event for b in active}.values()
         bounded = frozenset(instance.budgets)

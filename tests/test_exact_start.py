@@ -1,4 +1,4 @@
-"""Exact starts against a brute-force propagation through small layer stacks in every order, and DeepSeek-V4's figures."""
+"""Exact starts against brute-force propagation through small layer stacks in every order; DeepSeek-V4's figures."""
 
 import itertools
 from collections.abc import Iterator, Set
@@ -207,6 +207,16 @@ def test_a_snapshot_is_taken_up_where_the_windows_below_it_allow() -> None:
     assert hit.reads == (Read("state", 13, 14),)
 
 
+def test_from_token_0_on_no_snapshot_is_read() -> None:
+    assert replay(stack_of((WINDOW, STATE)), 0, {"state": Contents(ends={7})}).snapshots == ()
+
+
+def test_a_start_is_never_after_the_frontier() -> None:
+    assert exact_start(stack_of((WINDOW,)), 27, 24, {}) == 27 - (W - 1)
+    hit = zero_exact_hit(stack_of((WINDOW,)), {}, 27, 30, alignment=8)
+    assert (hit.r, hit.frontier) == (24, 24)
+
+
 def test_an_unknown_order_of_layers_is_refused() -> None:
     model = load_model("kimi-linear-48b")
     with pytest.raises(
@@ -223,5 +233,5 @@ def test_a_group_that_is_not_given_is_refused() -> None:
 
 
 def test_a_frontier_after_the_position_is_refused() -> None:
-    with pytest.raises(InputError, match="^exact_start: frontier: expected 0 to 10, got 11$"):
+    with pytest.raises(InputError, match=r"^exact_start: frontier: expected 0 to 10, got 11$"):
         exact_start((), 10, 11, {})

@@ -10,21 +10,16 @@ import pytest
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.loader import build, load_tables
 from hybridkv_ref.machine import Entity, Machine, Refused
-from hybridkv_ref.model_checks.interleave import (
+from hybridkv_ref.model_checks.interleave import InterleaveResult, explore, plain, render, run, system
+from hybridkv_ref.model_checks.thread_programs import (
     BROKEN,
     LABEL,
     EditSpec,
-    InterleaveResult,
     ModelSpec,
     StepSpec,
     VariantSpec,
     edited,
-    explore,
-    plain,
     read_model,
-    render,
-    run,
-    system,
 )
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.rules import load_rules

@@ -114,7 +114,7 @@ def test_both_forms_speak_of_nothing_but_the_positions(kind: str) -> None:
             assert {ref.name for ref in refs(part)} <= {"s", "F"}
 
 
-# ---- The joint row's conjuncts and can_resume say the same of one covered range ----------------------------------------
+# ---- The joint row's conjuncts and can_resume say the same of one covered range --------------------------------------
 
 
 def row_holds(kind: str, params: dict[str, int], s: int, frontier: int, cover: tuple[int, int]) -> bool:

@@ -1,4 +1,4 @@
-"""Triton kernels in Triton's interpreter. Not collected by itself: test_kernel_interpreter.py runs it as a child session.
+"""Triton kernels in Triton's interpreter. Not collected: test_kernel_interpreter.py runs it as a child session.
 
 The interpreter must be chosen before the kernels are imported, and it must not leak into other tests; hence a process
 of its own, with TRITON_INTERPRET=1. Sizes are small: a program takes milliseconds.
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hybridkv_ref import layouts
 from hybridkv_ref.kernels import OPERATIONS, _pages, _triton, operation
+from hybridkv_ref.kernels._lse import Lse
 
 
 def test_this_is_the_interpreter() -> None:
@@ -49,8 +50,21 @@ def test_stored_bytes_equal_those_of_torch(layout: str) -> None:
     assert bool((error <= slack * expected.abs()).all())
 
 
+def test_topk_ties_across_chunks() -> None:
+    """More scores than a program looks at in one go, with ties on both sides of the cut, in the last place too."""
+    module = operation("topk_select")
+    columns = 2 * module.CHUNK + 5
+    logits = torch.randn(2, columns, generator=torch.Generator().manual_seed(3)).relu()
+    logits[1] = 1.0
+    visible = torch.tensor([columns, columns - 3], dtype=torch.int32)
+    for k in (columns // 2 + 40, columns - 4):
+        chosen = torch.full((2, k), -7, dtype=torch.int32)
+        module.triton_version(logits, visible, chosen)
+        assert torch.equal(chosen, module.reference(logits, visible, chosen)[0])
+
+
 def test_blocks_lie_beyond_four_gib() -> None:
-    """Block offsets are 64-bit: the last block of this arena starts after 2 ** 32 bytes. Untouched pages cost nothing."""
+    """Block offsets are 64-bit: the last block of this arena starts after 2 ** 32 bytes. Untouched memory is free."""
     page = layouts.load("fp8_ds_mla_584").page(64)
     blocks = 2**32 // page.stride + 2
     cache = _pages.empty_arena(page, blocks)
@@ -74,6 +88,6 @@ def test_blocks_lie_beyond_four_gib() -> None:
     partial, lse = torch.full((1, 1, 2, page.dim), torch.nan), torch.full((1, 1, 2), torch.nan)
     operation("segment_decode").triton_version(
         keys[:1, None].repeat(1, 2, 1).contiguous(), 0 * one, None, 5 * one, one, table, cache, partial, lse, page, 1.0,
-        next(iter(kernel_cases.Lse)),
+        Lse.FLASHMLA,
     )  # fmt: skip
     assert torch.allclose(partial[0, 0, 0].double(), expected[0], rtol=2 * kernel_cases.EPS, atol=0)

@@ -1,4 +1,4 @@
-"""Every Triton kernel against the float64 reference, in Triton's interpreter: a child session, reported here by name."""
+"""Every Triton kernel against the float64 reference, in Triton's interpreter: a child session, reported by name."""
 
 import os
 import subprocess
@@ -19,6 +19,7 @@ TESTS = (
     "test_this_is_the_interpreter",
     *(f"test_operation[{name}]" for name in OPERATIONS),
     *(f"test_stored_bytes_equal_those_of_torch[{name}]" for name in LAYOUTS),
+    "test_topk_ties_across_chunks",
     "test_blocks_lie_beyond_four_gib",
 )
 
