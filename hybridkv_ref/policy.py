@@ -21,7 +21,7 @@ class KindPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     ``evict`` ranks device copies without a durable copy, ``evict_durable`` those with one, ``recover`` loads.
     ``spill``: a durable copy is written before the only copy is evicted. ``snapshots``: where a kind that resumes at
-    exact positions is kept, at every position that the prefix index names or at the ends of its ranges; None for others.
+    exact positions is kept, at every position that the prefix index names or at the ends of its ranges; else None.
     """
 
     evict: Rank
@@ -42,7 +42,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 def load_policy(kinds: Mapping[str, bool], spec: Path = SPEC_DIR) -> Policy:
     """Reads policy.toml of ``spec`` for these kinds (name -> whether the kind resumes at exact positions only).
 
-    InputError for a file that cannot be read, an unknown or ill-typed field, a kind that is missing or unknown, and ``snapshots`` where it is missing or means nothing.
+    InputError for a file that cannot be read, an unknown or ill-typed field, a kind that is missing or unknown, and
+    ``snapshots`` where it is missing or means nothing.
     """
     path = spec / FILE
     try:

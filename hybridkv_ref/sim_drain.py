@@ -5,14 +5,16 @@ from typing import Any
 from hybridkv_ref.compile_py import attribute
 from hybridkv_ref.sim_cache import Cache
 from hybridkv_ref.sim_machine import Machines
+from hybridkv_ref.sim_store import Store
 
 
 class NotDrainedError(Exception):
     """A run ended with a lease, copy or request that is not at rest, or with memory that is charged and not held."""
 
 
-def check_drained(machines: Machines, cache: Cache) -> None:
+def check_drained(cache: Cache, store: Store) -> None:
     """Checks rest, adds up all sums of the tables, then evicts and erases everything by rows and checks for zero."""
+    machines = cache.machines
     requests = [lane.request for lane in machines.lanes]
     for record in (*requests, *(e for e in cache.made if e.cls in ("lease", "copy"))):
         first = machines.tables.vars_of(record.cls)["stage"].init
@@ -22,6 +24,8 @@ def check_drained(machines: Machines, cache: Cache) -> None:
     check_counts(machines, [*requests, *segments])
     check_sums(machines, segments)
     cache.empty()
+    for stored in list(store.objects):
+        store.erase(stored)
     for name, var in machines.tables.globals.items():
         if var.sum is not None and getattr(machines.pool, attribute(name)):
             raise NotDrainedError(f"{name} is {getattr(machines.pool, attribute(name))} when all is freed, not 0")

@@ -209,7 +209,7 @@ def deal(groups: Sequence[Group]) -> list[tuple[list[Group], dict[str, int]]]:
 
 
 def pressure(event: Event) -> list[str]:
-    """Per guard of an event, where its refusal asks for room: a kind's pool (its name), DEVICE, STORE, or nowhere ("")."""
+    """Per guard of an event, where a refusal asks for room: in a kind's pool (its name), DEVICE, STORE; "" for none."""
     found = []
     for guard in event.guards:
         read = {r.name for r in refs(guard.expr) if r.role == "global"}

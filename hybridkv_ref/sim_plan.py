@@ -118,7 +118,7 @@ class Planner:
 
 
 class _Search:
-    """What the groups hold along one path: per ranged group, where the gap-free range begins that ends with each node."""
+    """What the groups hold along one path; per ranged group, where the gap-free range begins that ends with a node."""
 
     def __init__(self, groups: Sequence[GroupRows], path: Path) -> None:
         self.groups, self.path = groups, path

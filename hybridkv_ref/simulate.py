@@ -37,6 +37,7 @@ from hybridkv_ref.sim_drain import check_drained
 from hybridkv_ref.sim_machine import GroupRows, Machines
 from hybridkv_ref.sim_plan import Plan, Planner
 from hybridkv_ref.sim_report import Report
+from hybridkv_ref.sim_store import Store
 from hybridkv_ref.sim_tree import Node, Tree, positions
 from hybridkv_ref.tables import Tables
 
@@ -108,7 +109,9 @@ class Simulation:
         self.machines = Machines(tables, model, [g for g in model.groups if g.name in kept], constants)
         self.tree = Tree(self.machines.groups)
         self.planner = Planner(model, self.machines.groups, recovery, alignment)
-        self.cache = Cache(self.machines, self.tree, self.policy, io_bandwidth, disk > 0)
+        self.cache = Cache(self.machines, self.tree, self.policy)
+        self.store = Store(self.cache, io_bandwidth)
+        self.cache.spill = self.store.spill if disk else None
         # What would be evicted last is written first: nothing that comes later displaces it.
         self.order = sorted(self.machines.groups, key=lambda g: -self.policy.kinds[g.kind].evict)
         self.model, self.alignment, self.recovery = model, alignment, recovery
@@ -120,8 +123,8 @@ class Simulation:
     # -- arrival and waiting -----------------------------------------------------------------------------------------
     def arrive(self, request: Request) -> None:
         """Takes one request in: it runs at once, or when the durable copies that it can use are back."""
-        while self.cache.ends_at <= request.arrival_ms:
-            self.cache.complete()
+        while self.store.ends_at <= request.arrival_ms:
+            self.store.complete()
         places = list(positions(request, self.alignment))
         keys, cuts = [key for key, _ in places], [cut for _, cut in places]
         common = sum(count for _, count in self.tree.walk(keys))
@@ -146,9 +149,9 @@ class Simulation:
 
             wanted = self.planner.wanted(self.tree.walk(running.keys), limit)
             wanted.sort(key=lambda found: self.policy.kinds[found[0].rows.kind].recover)
-            left = sum(self.cache.load(cell, place, first, loaded) for cell, place in wanted)
+            left = sum(self.store.load(cell, place, first, loaded) for cell, place in wanted)
             if left:
-                self.cache.pump(now)
+                self.store.pump(now)
                 return
         self.run(running)
 
@@ -285,15 +288,15 @@ class Simulation:
     # -- the end of the run ------------------------------------------------------------------------------------------
     def finish(self) -> Report:
         """Ends all loads, checks that everything is at rest, empties the cache by rows and reports."""
-        while self.cache.running:
-            self.cache.complete()
+        while self.store.running:
+            self.store.complete()
         report = self.report()
-        check_drained(self.machines, self.cache)
+        check_drained(self.cache, self.store)
         return report
 
     def report(self) -> Report:
         """The figures so far."""
-        cache, matched, inputs = self.cache, self.matched, self.input_tokens
+        cache, store, matched, inputs = self.cache, self.store, self.matched, self.input_tokens
         hit_rate = matched / inputs if inputs else 0.0
         pass_rate = self.saved / matched if matched else 1.0
         return Report(
@@ -310,13 +313,13 @@ class Simulation:
             hit_rate=hit_rate,
             validation_pass_rate=pass_rate,
             composite=hit_rate * pass_rate,
-            load_bytes=cache.load_bytes,
+            load_bytes=store.load_bytes,
             load_wait_ms=self.wait_ms,
             limiting={name: count for name, count in self.limiting.items() if count},
             peak_bytes=dict(cache.peak),
             evictions=dict(cache.evictions),
-            spills=cache.spilled,
-            reloads=cache.reloaded,
+            spills=store.spilled,
+            reloads=store.reloaded,
             rows_fired=self.machines.fired,
         )
 

@@ -7,7 +7,7 @@ Three reductions, each derived from the rows and refused where the rows do not a
 * **shift group**: counters compared with each other and with what was taken from them.  Only distances matter: all are
   shifted so that the smallest counter is 0.
 * **dead values**: what every row overwrites before it reads it is set to its first value: in an entity's first stage,
-  where it is a leftover, and in any stage in which no property reads it either.  Whether a row may run in a stage is
+  where it is a leftover (properties see the blank), and in any stage in which no property or claim reads it either.  Whether a row may run in a stage is
   decided by its stage columns; a row of another class that names no stage of the entity is assumed not to read leftovers of the first
   stage, and ``explore`` checks that in the states found.  Amounts that a sum adds up are never reset.
 
@@ -62,17 +62,19 @@ class Reduction:
 
 
 class PropertyReads:
-    """Which variables the invariants and step properties read, by class: made once per tables, asked per instance."""
+    """Which variables the properties and claims read, by class: made once per tables, asked per instance."""
 
     def __init__(self, tables: Tables) -> None:
         self.by_class: dict[str, list[tuple[str, str, frozenset[str], Expr]]] = {}
         self.asked: dict[tuple[str, str, str], frozenset[str]] = {}
         self.accounts = {cls: _accounts(tables, cls) for cls in ("segment", *tables.classes)}
-        for item in tables.properties:
-            found = refs(item.expr) if item.form != "sometimes" else frozenset()
+        stated = [(p.kinds, p.expr) for p in tables.properties]
+        stated += [(c.kinds, e) for c in tables.responses for e in (c.start, c.goal, c.given)]
+        for kinds, expr in stated:
+            found = refs(expr)
             for role in {r.role for r in found if r.role in CLASS_OF}:
                 names = frozenset(r.name for r in found if r.role == role)
-                self.by_class.setdefault(CLASS_OF[role], []).append((role, item.kinds.get(role, ""), names, item.expr))
+                self.by_class.setdefault(CLASS_OF[role], []).append((role, kinds.get(role, ""), names, expr))
 
     def of(self, cls: str, kind: str, stage: str) -> frozenset[str]:
         """The variables that some property still reads once the stage of an entity of this class and kind is known."""

@@ -205,40 +205,63 @@ class _Pending:
 
 @dataclass(frozen=True)
 class Stuck:
-    """``traps``: (entity, stage, trace) from which the entity's first stage cannot be reached; ``dead``: traces to states with no step."""
+    """``judged``: (kind or class, stage) pairs that were looked at.
 
+    ``traps``: (entity, stage, trace) from which the entity's first stage cannot be reached; ``dead``: traces to states in
+    which no row is enabled although some entity is not in its first stage.
+    """
+
+    judged: frozenset[tuple[str, str]]
     traps: tuple[tuple[str, str, tuple[TraceStep, ...]], ...]
     dead: tuple[tuple[TraceStep, ...], ...]
 
 
 def stuck(graph: Graph) -> Stuck:
-    """Trap stages and dead states of an exhaustive search; the first state may be quiet.  Nothing is said of other searches."""
-    if not is_closed(graph):
-        return Stuck((), ())
-    traps = []
-    order = np.argsort(graph.dst, kind="stable")
-    begin = np.searchsorted(graph.dst[order], np.arange(graph.states + 1))
+    """Trap stages and dead states.  Judged only where no row is off but those that bring new work: no way out is missing."""
+    missing = [b for b in graph.space.bindings if not b.active and not b.event.intake and b.event.actor != "environment"]
+    if missing or not is_closed(graph):
+        return Stuck(frozenset(), (), ())
+    traps: list[tuple[str, str, tuple[TraceStep, ...]]] = []
+    judged: set[tuple[str, str]] = set()
+    back = _Backwards(graph)
+    idle = np.ones(graph.states, bool)
     for entity in graph.instance.entities:
-        at = graph.space.index.get((entity.name, "stage"))
-        column = graph.columns[at] if at is not None else 0
+        owner = entity.kind or entity.cls
+        column = graph.columns[graph.space.index[entity.name, "stage"]]
         if not isinstance(column, np.ndarray):
             continue
-        home = column == 0
-        frontier = np.flatnonzero(home)
-        while len(frontier):
-            counts = begin[frontier + 1] - begin[frontier]
-            spots = np.repeat(begin[frontier] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts) + np.arange(counts.sum())
-            before = np.unique(graph.src[order[spots]])
-            frontier = before[~home[before]]
-            home[frontier] = True
-        lost = np.flatnonzero(~home[graph.opened :]) + graph.opened
-        for stage, where in zip(*np.unique(column[lost], return_index=True), strict=True):
-            stages = graph.space.tables.stages[entity.kind or entity.cls]
-            traps.append((entity.name, stages[int(stage)], tuple(graph.trace(int(lost[where])))))
-    leaves = np.ones(graph.states, bool)
+        idle &= column == 0
+        stages = graph.space.tables.stages[owner]
+        judged |= {(owner, stages[n]) for n in np.unique(column[graph.opened :]).tolist()}
+        lost = np.flatnonzero(~back.reach(column == 0)[graph.opened :]) + graph.opened
+        values, first = np.unique(column[lost], return_index=True)
+        for number, where in zip(values.tolist(), first.tolist(), strict=True):
+            traps.append((entity.name, stages[number], tuple(graph.trace(int(lost[where])))))
+    leaves = ~idle
     leaves[graph.src] = False
-    leaves[: graph.opened + 1] = False
-    return Stuck(tuple(traps), tuple(tuple(graph.trace(int(s))) for s in np.flatnonzero(leaves)))
+    leaves[: graph.opened] = False
+    return Stuck(frozenset(judged), tuple(traps), tuple(tuple(graph.trace(s)) for s in np.flatnonzero(leaves).tolist()))
+
+
+class _Backwards:
+    """The edges of a graph by their target."""
+
+    def __init__(self, graph: Graph) -> None:
+        order = np.argsort(graph.dst, kind="stable")
+        self.before = graph.src[order]
+        self.begin = np.searchsorted(graph.dst[order], np.arange(graph.states + 1))
+
+    def reach(self, goal: Any) -> Any:
+        """The states from which some state of ``goal`` can be reached."""
+        found = goal.copy()
+        frontier = np.flatnonzero(found)
+        while len(frontier):
+            counts = self.begin[frontier + 1] - self.begin[frontier]
+            offsets = np.repeat(self.begin[frontier] - np.cumsum(counts) + counts, counts)
+            sources = np.unique(self.before[offsets + np.arange(len(offsets))])
+            frontier = sources[~found[sources]]
+            found[frontier] = True
+        return found
 
 
 __all__ = ["FairCycles", "Lasso", "Stuck", "fair_cycles", "is_closed", "stuck"]

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="the kernels compute with torch")
+pytest.importorskip("torch", reason="the kernels compute with torch")
 pytest.importorskip("triton", reason="CUDA tensors run Triton")
 
 import kernel_cases
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
