@@ -161,10 +161,10 @@ class StepSpec(Record, frozen=True):
 
 
 class HelpfulSpec(Record, frozen=True):
-    """While ``when`` holds, progress is certain: the fair row ``row`` is enabled and lowers the rank, or ``count`` entities
-    of class ``by`` are in flight, whose own claims say that they end.
+    """While ``when`` holds, progress is certain: the fair row ``row`` is enabled and lowers the rank, or what ``count``
+    counts is owed an end by the claims whose names begin with ``by``.
 
-    With ``by = "segment"`` the row is another segment's, one for which ``who`` holds; ``count`` counts those, and ``probe``
+    With ``by = "another"`` the row is another segment's, one for which ``who`` holds; ``count`` counts those, and ``probe``
     is what the arbitrary constant in its definition is set to.
     """
 

@@ -132,9 +132,9 @@ class Property:
 
 @dataclass(frozen=True)
 class Helpful:
-    """Certain progress while ``when`` holds: a fair row, or ``count`` entities of class ``by`` that end by their own claims.
+    """Certain progress while ``when`` holds: a fair row, or ``count`` entities whose end the claims ``by...`` promise.
 
-    For ``by == "segment"`` the fair row is that of another segment with ``who``; ``probe`` fixes the arbitrary constant.
+    For ``by == "another"`` the fair row is that of another segment with ``who``; ``probe`` fixes the arbitrary constant.
     """
 
     row: str

@@ -14,11 +14,12 @@ from collections.abc import Iterable, Iterator
 import z3
 
 from hybridkv_ref.expr import Expr, Ref, refs
-from hybridkv_ref.model_checks.frames import Assumptions, Binding, Cell, Frame, Inst, actors, copy_pairs, owner_name, placements
+from hybridkv_ref.model_checks.frames import Assumptions, Binding, Cell, Frame, Inst, actors, owner_name, placements
 from hybridkv_ref.model_checks.obligations import Obligation, TaskResult
 from hybridkv_ref.model_checks.smt import new_solver, term
-from hybridkv_ref.tables import Event, Helpful, Response, Tables
+from hybridkv_ref.tables import Event, Helpful, Response, Tables, Var
 
+ANOTHER = "another"
 METHOD = {"response": "ranking", "bounded": "ranking", "queue": "ranking", "drain": "drain"}
 
 
@@ -96,7 +97,7 @@ class Claim:
             if helpful.by:
                 solver.add(self.now(helpful.probe, bound))
                 self.ask(f"helpful[{index}]_exists", solver, self.now(helpful.count, bound) > 0)
-                self.covered(index, helpful, solver)
+                self.covered(index, helpful, bound, solver)
             else:
                 self.enabled(index, helpful, bound, solver)
             solver.pop()
@@ -112,24 +113,59 @@ class Claim:
         goal = z3.And([z3.BoolVal(True), *(self.now(g.expr, chosen) for g in event.guards)])
         self.ask(f"helpful[{index}]_{helpful.row}_enabled", solver, goal, event.id)
 
-    def covered(self, index: int, helpful: Helpful, solver: z3.Solver) -> None:
-        """Entities of the class that helps end by claims of their own; for another segment, by its fair row."""
-        if helpful.by == "segment":
+    def covered(self, index: int, helpful: Helpful, bound: dict[str, Inst], solver: z3.Solver) -> None:
+        """What is counted ends by claims of its own; for another segment, by its fair row."""
+        if helpful.by == ANOTHER:
             other = Inst(f"~other:{self.claim.kinds['self']}", "segment", self.claim.kinds["self"])
             solver.push()
             solver.add(*self.base.facts(Frame(self.tables, {}, (other,))), self.now(helpful.who, {"self": other}))
             self.enabled(index, helpful, {"self": other}, solver)
             solver.pop()
             return
-        ending = [c for c in self.tables.responses if c.scope == helpful.by and not c.without]
-        if helpful.by == "copy":
-            needed = set(copy_pairs(self.tables))
-            given = {(c.kinds["src"], c.kinds["dst"]) for c in ending}
-        else:
-            needed = {(k, "") for k, spec in self.tables.kinds.items() if "cacheable" in spec.capabilities}
-            given = {(c.kinds["self"], "") for c in ending}
-        rests_on_nothing_later = all(not h.by or (helpful.by, h.by) == ("lease", "copy") for c in ending for h in c.helpful)
-        self.ask(f"helpful[{index}]_{helpful.by}_ends", solver, z3.BoolVal(needed <= given and rests_on_nothing_later))
+        shares = [(r, v.sum) for r in refs(helpful.count) for v in self.variables(r, bound) if v.sum]
+        self.ask(f"helpful[{index}]_counts", solver, z3.BoolVal(bool(shares) and self.earlier(helpful.by)))
+        for ref, total in shares:
+            owner = bound[ref.role]
+            for where in placements(self.tables, bound, total.cls, {}):
+                link = where[total.cls]
+                share = total.terms.get(where["self"].kind if "self" in where else "")
+                if link in bound.values() or share is None or link.owner(total.via) != owner:
+                    continue
+                self.owed(index, helpful, share, where, bound, solver)
+
+    def variables(self, ref: Ref, bound: Binding) -> list[Var]:
+        """The variable of a ref to one of the claim's entities."""
+        inst = bound.get(ref.role)
+        return [self.tables.vars_of(inst.cls, inst.kind)[ref.name]] if inst else []
+
+    def earlier(self, by: str) -> bool:
+        """The claims that this one rests on exist, hold without switching rows off, and do not rest on it in turn."""
+        def rests_on(by: str, seen: frozenset[str]) -> bool:
+            named = [c for c in self.tables.responses if c.id.startswith(by)]
+            if not named or any(c.without or c.id in seen for c in named):
+                return False
+            later = {(h.by, c.id) for c in named for h in c.helpful if h.by and h.by != ANOTHER}
+            return all(rests_on(name, seen | {owner}) for name, owner in later)
+
+        return rests_on(by, frozenset((self.claim.id,)))
+
+    def owed(
+        self, index: int, helpful: Helpful, share: Expr, where: dict[str, Inst], bound: Binding, solver: z3.Solver
+    ) -> None:
+        """A counted entity is one to which some claim ``by...`` owes an end."""
+        extra = {e for i in where.values() for e in (i, *(x for _, x in i.refs))} - set(bound.values())
+        starts = [
+            self.now(c.start, where)
+            for c in self.tables.responses
+            if c.id.startswith(helpful.by) and all(where[r].kind == k for r, k in c.kinds.items() if r in where)
+        ]
+        solver.push()
+        known = tuple(dict.fromkeys([*bound.values(), *(x for i in bound.values() for _, x in i.refs)]))
+        frame = Frame(self.tables, dict(enumerate(known)), tuple(sorted(extra, key=lambda i: i.name)))  # type: ignore[arg-type]
+        solver.add(*self.base.facts(frame), self.now(share, where) > 0)
+        label = "+".join(sorted(i.name for i in extra))
+        self.ask(f"helpful[{index}]_{helpful.by}@{label}", solver, z3.Or([z3.BoolVal(False), *starts]))
+        solver.pop()
 
     # -- under each row ------------------------------------------------------------------------------------------------
     def under(self, event: Event, bound: dict[str, Inst]) -> None:
@@ -172,7 +208,7 @@ class Claim:
     def firing(self, helpful: Helpful, event: Event, bound: Binding, later: object) -> Iterator[tuple[str, list[z3.BoolRef]]]:
         """When this event is the helpful one: what then lowers the rank, under which premise."""
         acting = actors(event)
-        if helpful.by == "segment":
+        if helpful.by == ANOTHER:
             if event.row == helpful.row and bound["self"] not in acting.values():
                 yield helpful.row, [self.now(helpful.who, acting)]
         elif helpful.by:
