@@ -132,7 +132,7 @@ def _expr(expr: Expr) -> ExportExpr:
 def _var(var: Var) -> ExportVar:
     kind = var.type
     init: int | bool | str = bool(var.init) if kind == BOOL else var.init
-    return ExportVar(list(kind.members) or kind.name, init, var.rigid, var.sum is not None, var.doc)
+    return ExportVar(list(kind.members) or kind.name, init, var.rigid, bool(var.sums), var.doc)
 
 
 def _vars(variables: Mapping[str, Var]) -> dict[str, ExportVar]:

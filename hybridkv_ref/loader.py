@@ -30,7 +30,7 @@ from hybridkv_ref.spec_files import (
     VarSpec,
     read_spec,
 )
-from hybridkv_ref.tables import Constant, Event, Helpful, Kind, Property, Response, Sum, Tables, Var
+from hybridkv_ref.tables import HANDOFFS, Constant, Event, Helpful, Kind, Property, Response, Sum, Tables, Var
 
 SCHEMA_VERSION = 1
 ZERO = Lit(0, INT)
@@ -131,27 +131,24 @@ class _Builder:
             raise InputError(f"{place}.at_least: only a rigid int has a lower bound")
         if spec.at_least is not None and spec.init is None:
             init = spec.at_least
-        return Var(name, kind_type, init, spec.rigid, spec.at_least, self.sum(spec, place, kind, cls), spec.doc)
+        return Var(name, kind_type, init, spec.rigid, spec.at_least, self.sums(spec, place, kind), spec.durable, spec.doc)
 
-    def sum(self, spec: VarSpec, place: str, kind: str, owner: str) -> Sum | None:
-        if spec.sum is None:
-            return None
-        of, where = spec.sum.of, f"{place}.sum"
-        if of in ("segment", "lease"):
-            # A per-kind counter, a kind's pool and a segment's own count see that kind only; the rest see every kind.
-            kinds = (kind,) if kind else self.declared.kinds_with(spec.sum.has)
-            terms = {
-                k: self.term(spec.sum.term, self.declared.scope(of, {"self": k}), where)
-                for k in kinds
-                if k in self.declared.kinds_with(spec.sum.has or ("cacheable" if of == "lease" else ""))
-            }
-        else:
-            terms = {"": self.term(spec.sum.term, self.declared.scope(of, {}), where)}
-        return Sum(of, spec.sum.via, terms)
-
-    @staticmethod
-    def term(text: str, scope: Scope, place: str) -> Expr:
-        return parse(text, scope, f"{place}.term", INT)
+    def sums(self, spec: VarSpec, place: str, kind: str) -> tuple[Sum, ...]:
+        """What a variable adds up; a per-kind counter, a kind's pool and a segment's own count see that kind only."""
+        found = []
+        for index, item in enumerate(spec.sum if isinstance(spec.sum, list) else [spec.sum] if spec.sum else []):
+            where = f"{place}.sum[{index}].term"
+            if item.of in ("segment", "lease"):
+                fitting = self.declared.kinds_with(item.has or ("cacheable" if item.of == "lease" else ""))
+                terms = {
+                    k: parse(item.term, self.declared.scope(item.of, {"self": k}), where, INT)
+                    for k in ((kind,) if kind else fitting)
+                    if k in fitting
+                }
+            else:
+                terms = {"": parse(item.term, self.declared.scope(item.of, {}), where, INT)}
+            found.append(Sum(item.of, item.via, terms))
+        return tuple(found)
 
     def constants(self) -> dict[str, Constant]:
         found: dict[str, Constant] = {}
@@ -222,7 +219,7 @@ class _Builder:
                 if not row.spec.part:
                     yield self.rows.event(row, {"self": kind})
         for row in shared.values():
-            if row.spec.scope in ("request", "graph", "system"):
+            if row.spec.scope not in ("segment", "lease"):
                 yield self.rows.event(row, {})
         for label, spec in self.spec.files.items():
             for name, handoff in spec.handoffs.items():
@@ -242,7 +239,7 @@ class _Builder:
     def spread(self, label: str, item: Stated) -> Iterator[dict[str, str]]:
         """The kinds (role -> kind) that a property of this file, scope and capability is stated for."""
         own, scope, has = self.spec.files[label].kind, item.scope, item.has
-        if scope in ("copy", "pair"):
+        if scope in (*HANDOFFS, "pair"):
             for src in self.declared.kinds_with(item.src_has) if item.src_has else ("",):
                 for dst in self.declared.kinds_with(item.dst_has) if item.dst_has else ("",):
                     if not item.same_kind or src == dst:

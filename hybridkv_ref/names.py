@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.expr import BOOL, COUNTER, INT, Ref, Scope, Type, enum
 from hybridkv_ref.spec_files import FileSpec, VarSpec
+from hybridkv_ref.tables import CLASS_OF, ROLES
 
 SIMPLE = {"int": INT, "counter": COUNTER, "bool": BOOL}
 
@@ -81,20 +82,13 @@ class Declared:
         """The Scope of rows and properties of ``scope`` over these kinds (role -> kind)."""
         own = kinds.get("self", "")
         names = self.shared(own)
-        if scope in ("segment", "lease"):
-            names |= self.entity("self", "segment", own, "")
-        if scope in ("lease", "request"):
-            names |= self.entity("req", "request", own, "req.")
-        if scope == "lease":
-            names |= self.entity("lease", "lease", own, "lease.")
-        if scope == "graph":
-            names |= self.entity("graph", "graph", "", "graph.")
-        if scope == "copy":
-            names |= self.entity("copy", "copy", "", "copy.")
-        if scope in ("copy", "pair"):
-            for role in ("src", "dst"):
+        for role in ROLES[scope]:
+            cls = CLASS_OF[role]
+            if cls == "segment":
                 if kinds.get(role):
-                    names |= self.entity(role, "segment", kinds[role], f"{role}.")
+                    names |= self.entity(role, cls, kinds[role], "" if role == "self" else f"{role}.")
+            else:
+                names |= self.entity(role, cls, own, f"{role}.")
         return Scope(names, self.sets, new=new)
 
 
@@ -105,7 +99,7 @@ def declare(files: Mapping[str, FileSpec]) -> Declared:
         raise InputError("kinds: two files describe the same kind")
     stages: dict[str, Type] = {}
     shared_segment: dict[str, VarSpec] = {}
-    classes: dict[str, dict[str, VarSpec]] = {c: {} for c in ("lease", "request", "copy", "graph")}
+    classes: dict[str, dict[str, VarSpec]] = {c: {} for c in dict.fromkeys(CLASS_OF.values()) if c != "segment"}
     pool: dict[str, VarSpec] = {}
     kind_pool: dict[str, VarSpec] = {}
     constants: list[str] = []

@@ -12,10 +12,10 @@ from hybridkv_ref.errors import InputError
 from hybridkv_ref.expr import INT, Expr, Member, Op, Ref, Scope, Type, parse, refs, render, rewrite
 from hybridkv_ref.names import SIMPLE, Declared
 from hybridkv_ref.spec_files import ExtendSpec, HandoffSpec, RowSpec, SideSpec
-from hybridkv_ref.tables import Effect, Event, Guard
+from hybridkv_ref.tables import CLASS_OF, HANDOFFS, Effect, Event, Guard
 
 _EFFECT = re.compile(r"\s*([A-Za-z_][\w.]*)\s*(\+=|-=|=)(?!=)\s*(.+)", re.DOTALL)
-STAGE_ROLE = {"segment": "self", "lease": "lease", "request": "req", "graph": "graph", "copy": "copy"}
+STAGE_ROLE = {"segment": "self", "lease": "lease", "rank": "rank", "request": "req", "graph": "graph", "transfer": "xfer"}
 Resume = Mapping[str, tuple[Guard, ...]]
 
 
@@ -133,7 +133,9 @@ class RowBuilder:
     def rigid(self, kinds: Mapping[str, str]) -> set[Ref]:
         """Every rigid variable in reach."""
         found = set()
-        for role, cls in (("req", "request"), ("lease", "lease"), ("copy", "copy"), ("graph", "graph")):
+        for role, cls in CLASS_OF.items():
+            if cls == "segment":
+                continue
             own = kinds.get("self", "")
             for spec, stored in self.declared.class_vars(cls, own).values():
                 if spec.rigid:
@@ -189,7 +191,7 @@ class RowBuilder:
         rules = (*row.spec.rules, *(r for _, _, extension in row.extends for r in extension.rules))
         return Event(
             f"{owner}.{row.name}", row.name, row.file, row.spec.scope, dict(kinds),
-            tuple(part.guards), tuple(part.effects), part.edges, tuple(part.can), types, True, row.spec.actor, row.spec.fair,
+            tuple(part.guards), tuple(part.effects), part.edges, tuple(part.can), types, row.spec.actor, row.spec.fair,
             row.spec.intake, tuple(row.spec.tags), tuple(dict.fromkeys(rules)), row.spec.kernel, row.spec.doc,
         )  # fmt: skip
 
@@ -198,18 +200,18 @@ class RowBuilder:
     ) -> Event:
         """A handoff over one pair of kinds as an Event."""
         place = f"{file}: handoffs.{name}"
-        pair = self.declared.scope("copy", kinds)
+        linked = spec.link if spec.from_ or spec.to else "pair"
+        pair = self.declared.scope(linked, kinds)
         free = self.inputs(spec.inputs, place, "")
-        linked = bool(spec.from_ or spec.to)
         own = Part()
         scope = pair.with_names(free)
-        if linked:
-            self.columns(own, scope, "copy", spec.from_, spec.to, place, "")
+        if linked in HANDOFFS:
+            self.columns(own, scope, linked, spec.from_, spec.to, place, "")
         self.conjuncts(own, spec.when, scope, f"{place}.when")
         self.assignments(own, spec.then, scope, self.rigid(kinds), f"{place}.then")
-        outside = [e for e in own.effects if e.target.role != "copy"]
+        outside = [e for e in own.effects if e.target.role in ("src", "dst", "global")]
         if outside:
-            raise InputError(f"{outside[0].place}: at '{outside[0].text}': a handoff itself writes only the copy")
+            raise InputError(f"{outside[0].place}: at '{outside[0].text}': a handoff itself writes only its link")
         types = {n: r.type for n, r in free.items()}
         parts, passed = [own], dict[str, Expr]()
         for role in spec.order:
@@ -226,8 +228,8 @@ class RowBuilder:
         effects = tuple(replace(e, expr=rewrite(e.expr, hand_over)) for e in effects)
         rules = [r for role in spec.order for r in rows[role].spec.rules]
         return Event(
-            f"{name}[{kinds['src']}>{kinds['dst']}]", name, file, "copy", dict(kinds), guards, effects, edges, can, types,
-            linked, spec.actor, spec.fair, spec.intake, tuple(spec.tags),
+            f"{name}[{kinds['src']}>{kinds['dst']}]", name, file, linked, dict(kinds), guards, effects, edges, can, types,
+            spec.actor, spec.fair, spec.intake, tuple(spec.tags),
             tuple(dict.fromkeys([*spec.rules, *rules])), spec.kernel, spec.doc,
         )  # fmt: skip
 

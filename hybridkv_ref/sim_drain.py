@@ -27,7 +27,7 @@ def check_drained(cache: Cache, store: Store) -> None:
     for stored in list(store.objects):
         store.erase(stored)
     for name, var in machines.tables.globals.items():
-        if var.sum is not None and getattr(machines.pool, attribute(name)):
+        if var.sums and getattr(machines.pool, attribute(name)):
             raise NotDrainedError(f"{name} is {getattr(machines.pool, attribute(name))} when all is freed, not 0")
 
 
@@ -38,7 +38,7 @@ def check_counts(machines: Machines, records: list[Any]) -> None:
         names = counts.get((record.cls, record.kind))
         if names is None:
             variables = machines.tables.vars_of(record.cls, record.kind)
-            names = [attribute(name) for name, var in variables.items() if var.sum is not None]
+            names = [attribute(name) for name, var in variables.items() if var.sums]
             counts[record.cls, record.kind] = names
         for name in names:
             if getattr(record, name):
@@ -48,9 +48,9 @@ def check_counts(machines: Machines, records: list[Any]) -> None:
 def check_sums(machines: Machines, segments: list[Any]) -> None:
     """Whether each pool variable that the tables define as a sum over segments is that sum."""
     for name, var in machines.tables.globals.items():
-        if var.sum is None or var.sum.cls != "segment":
+        if not var.sums or var.sums[0].cls != "segment":
             continue
-        terms = {k: machines.world.machine.predicate(term, "segment") for k, term in var.sum.terms.items()}
+        terms = {k: machines.world.machine.predicate(term, "segment") for k, term in var.sums[0].terms.items()}
         total = sum(int(terms[s.kind](machines.pool, s)) for s in segments if s.kind in terms)
         stored = getattr(machines.pool, attribute(name))
         if total != stored:

@@ -11,8 +11,10 @@ import msgspec
 
 from hybridkv_ref.errors import InputError
 
-ClassName = Literal["segment", "lease", "request", "copy", "graph"]
-Scope = Literal["global", "segment", "lease", "request", "copy", "pair", "graph", "system"]
+ClassName = Literal["segment", "lease", "rank", "request", "copy", "shipment", "transfer", "graph"]
+Scope = Literal[
+    "global", "segment", "lease", "rank", "request", "copy", "pair", "shipment", "transfer", "graph", "system"
+]  # fmt: skip
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"from_": "from", "pass_": "pass"}):
@@ -42,13 +44,14 @@ class SumSpec(Record, frozen=True):
 class VarSpec(Record, frozen=True):
     """A variable of an entity or a pool.  ``type`` is int, counter, bool, stage or a list of enum members.
 
-    ``at_least`` bounds a rigid int: assumed in proofs, checked when the machine makes the entity.
+    ``durable`` ones keep their value in a crash.  ``at_least`` bounds a rigid int: assumed in proofs, checked when the machine makes the entity.
     """
 
     type: str | list[str]
     rigid: bool = False
     per_kind: bool = False
-    sum: SumSpec | None = None
+    sum: SumSpec | list[SumSpec] | None = None
+    durable: bool = False
     init: int | bool | str | None = None
     at_least: int | None = None
     needs: str = ""
@@ -108,6 +111,7 @@ class HandoffSpec(Record, frozen=True):
     src: SideSpec
     dst: SideSpec
     order: list[Literal["src", "dst"]]
+    link: Literal["copy", "shipment"] = "copy"
     from_: str = ""
     to: str = ""
     same_kind: bool = False
@@ -233,7 +237,10 @@ class FileSpec(Record, frozen=True):
     segment: dict[str, VarSpec] = {}
     lease: dict[str, VarSpec] = {}
     request: dict[str, VarSpec] = {}
+    rank: dict[str, VarSpec] = {}
     copy: dict[str, VarSpec] = {}
+    transfer: dict[str, VarSpec] = {}
+    shipment: dict[str, VarSpec] = {}
     graph: dict[str, VarSpec] = {}
     rows: dict[str, RowSpec] = {}
     extend: dict[str, ExtendSpec] = {}

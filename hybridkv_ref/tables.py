@@ -20,8 +20,22 @@ ROLES: dict[str, tuple[str, ...]] = {
     "graph": ("graph",),
     "copy": ("src", "dst", "copy"),
     "pair": ("src", "dst"),
+    "rank": ("req", "rank"),
+    "transfer": ("xfer",),
+    "shipment": ("src", "dst", "xfer", "shipment"),
 }
-CLASS_OF = {"self": "segment", "src": "segment", "dst": "segment", "lease": "lease", "req": "request", "copy": "copy", "graph": "graph"}
+CLASS_OF = {
+    "self": "segment", "src": "segment", "dst": "segment", "lease": "lease", "req": "request", "rank": "rank",
+    "copy": "copy", "xfer": "transfer", "shipment": "shipment", "graph": "graph",
+}  # fmt: skip
+# Classes whose entities point at others, and the roles through which they do.
+LINKS: dict[str, tuple[str, ...]] = {
+    "lease": ("self", "req"),
+    "rank": ("req",),
+    "copy": ("src", "dst"),
+    "shipment": ("src", "dst", "xfer"),
+}
+HANDOFFS = ("copy", "shipment")  # links that run between two segments
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +59,8 @@ class Var:
     init: int | str
     rigid: bool = False
     at_least: int | None = None
-    sum: Sum | None = None
+    sums: tuple[Sum, ...] = ()
+    durable: bool = False
     doc: str = ""
 
 
@@ -95,7 +110,6 @@ class Event:
     edges: Mapping[str, tuple[tuple[str, ...], str]]
     can: tuple[Guard, ...] = ()
     inputs: Mapping[str, Type] = field(default_factory=dict)
-    linked: bool = False
     actor: str = ""
     fair: bool = False
     intake: bool = False
@@ -107,8 +121,6 @@ class Event:
     @property
     def roles(self) -> tuple[str, ...]:
         """The entities that take part."""
-        if self.scope == "copy" and not self.linked:
-            return ("src", "dst")
         return ROLES[self.scope]
 
 

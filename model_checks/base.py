@@ -82,15 +82,12 @@ class Base:
 
     def never_negative(self, owner: str, var: Var) -> None:
         """What a counter adds up is never negative, so neither is the rest of the sum that a proof does not look at."""
-        if var.sum is None:
-            return
-        for kind, share in var.sum.terms.items():
-            scope = {"lease": "lease", "copy": "copy", "segment": "segment", "graph": "graph", "request": "request"}[var.sum.cls]
-            for bound in self.alone(scope, {"self": kind} if kind else {}):
+        for total, (kind, share) in ((t, item) for t in var.sums for item in t.terms.items()):
+            for bound in self.alone(total.cls, {"self": kind} if kind else {}):
                 solver = new_solver()
                 solver.add(*self.base.constants(), *self.base.facts(self.frame(bound)))
                 goal = self.base.words.pre(share, bound) >= 0
-                name = f"share/{owner}.{var.name}<{kind}>@{'+'.join(sorted(i.name for i in bound.values()))}"
+                name = f"share/{owner}.{var.name}.{total.cls}<{kind}>@{'+'.join(sorted(i.name for i in bound.values()))}"
                 self.ask(name, "", f"share.{var.name}", "sum", ("HKV-REF-003",), solver, goal)
 
 

@@ -15,7 +15,7 @@ import z3
 
 from hybridkv_ref.expr import Expr, Ref, refs
 from hybridkv_ref.model_checks.smt import constant, in_range, new_solver, term
-from hybridkv_ref.tables import CLASS_OF, ROLES, Event, Property, Sum, Tables, Var
+from hybridkv_ref.tables import CLASS_OF, HANDOFFS, LINKS, ROLES, Event, Property, Sum, Tables, Var
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ Cell = tuple[str, str]
 
 def property_roles(prop_scope: str, kinds: Mapping[str, str]) -> tuple[str, ...]:
     """The roles a property talks about: a copy property may leave one end out."""
-    if prop_scope == "copy":
-        return (*(r for r in ("src", "dst") if r in kinds), "copy")
+    if prop_scope in HANDOFFS:
+        return tuple(r for r in ROLES[prop_scope] if CLASS_OF[r] != "segment" or r in kinds)
     return ROLES[prop_scope]
 
 
@@ -89,53 +89,50 @@ def actors(event: Event) -> dict[str, Inst]:
     """The entities of an event by role; a lease or copy points at the others."""
     found: dict[str, Inst] = {}
     for role in event.roles:
-        if role not in ("lease", "copy"):
+        if role not in LINKS:
             kind = event.kinds.get(role, "")
             found[role] = Inst(f"{role}:{kind}" if kind else role, CLASS_OF[role], kind)
-    ends = tuple(found.items())
-    return {r: found[r] if r in found else Inst(r, CLASS_OF[r], "", ends) for r in event.roles}
+    return {
+        r: found[r] if r in found else Inst(r, r, "", tuple((e, found[e]) for e in LINKS[r])) for r in event.roles
+    }
 
 
 @lru_cache(maxsize=None)
-def copy_pairs(tables: Tables) -> frozenset[tuple[str, str]]:
-    """The (source, target) kinds between which a copy can run at all."""
-    return frozenset((e.kinds["src"], e.kinds["dst"]) for e in tables.events if e.scope == "copy" and e.linked)
+def link_pairs(tables: Tables, link: str) -> frozenset[tuple[str, str]]:
+    """The (source, target) kinds between which a copy or shipment can run at all."""
+    return frozenset((e.kinds["src"], e.kinds["dst"]) for e in tables.events if e.scope == link)
 
 
 def placements(tables: Tables, acting: Binding, scope: str, kinds: Mapping[str, str]) -> Iterator[dict[str, Inst]]:
     """Every way to choose the entities of a scope as actors or as bystanders (named ``~role:kind``)."""
     roles = property_roles(scope, kinds)
-    link = {"lease": "lease", "copy": "copy"}.get(scope, "")
-    if link and link in acting:
-        found = acting[link]
-        ends = {r: i for r, i in found.refs if r in roles}
-        if all(ends[r].kind == k for r, k in kinds.items() if r in ends):
-            yield {**ends, link: found}
-    if scope == "pair":
-        ends = [list(_ends(tables, acting, role, kinds.get(role, ""))) for role in roles]
-        yield from (dict(zip(roles, both, strict=True)) for both in product(*ends) if both[0] != both[1])
-        return
-    if not link:
-        for role in roles:
-            want = kinds.get(role, "")
-            for actor in acting.values():
-                if actor.cls == CLASS_OF[role] and (not want or actor.kind == want):
-                    yield {role: actor}
-            yield {role: Inst(f"~{role}:{want}" if want else f"~{role}", CLASS_OF[role], want)}
-        if not roles:
-            yield {}
-        return
-    ends_roles = ("self", "req") if scope == "lease" else ("src", "dst")
-    choices = [list(_ends(tables, acting, role, kinds.get(role, ""))) for role in ends_roles]
+    if scope in LINKS:
+        found = acting.get(scope)
+        if found is not None:
+            ends = {r: i for r, i in found.refs if r in roles}
+            if all(ends[r].kind == k for r, k in kinds.items() if r in ends):
+                yield {**ends, scope: found}
+        yield from _bystander_links(tables, acting, scope, kinds)
+    elif not roles:
+        yield {}
+    else:
+        choices = [list(_ends(tables, acting, role, kinds.get(role, ""))) for role in roles]
+        yield from (dict(zip(roles, c, strict=True)) for c in product(*choices) if len(set(c)) == len(c))
+
+
+def _bystander_links(tables: Tables, acting: Binding, scope: str, kinds: Mapping[str, str]) -> Iterator[dict[str, Inst]]:
+    roles = LINKS[scope]
+    choices = [list(_ends(tables, acting, role, kinds.get(role, ""))) for role in roles]
     for chosen in product(*choices):
-        if scope == "copy":
-            if chosen[0] is chosen[1] or (chosen[0].kind, chosen[1].kind) not in copy_pairs(tables):
+        bound = dict(zip(roles, chosen, strict=True))
+        if scope in HANDOFFS:
+            pair = (bound["src"].kind, bound["dst"].kind)
+            if bound["src"] is bound["dst"] or pair not in link_pairs(tables, scope):
                 continue
-        elif "cacheable" not in tables.kinds[chosen[0].kind].capabilities:
+        elif "self" in bound and "cacheable" not in tables.kinds[bound["self"].kind].capabilities:
             continue
-        bound = dict(zip(ends_roles, chosen, strict=True))
-        name = f"~{link}({','.join(i.name for i in chosen)})"
-        yield {**bound, link: Inst(name, link, "", tuple(bound.items()))}
+        name = f"~{scope}({','.join(i.name for i in chosen)})"
+        yield {**bound, scope: Inst(name, scope, "", tuple(bound.items()))}
 
 
 def _ends(tables: Tables, acting: Binding, role: str, want: str) -> Iterator[Inst]:
@@ -143,8 +140,8 @@ def _ends(tables: Tables, acting: Binding, role: str, want: str) -> Iterator[Ins
     for actor in acting.values():
         if actor.cls == cls and (not want or actor.kind == want):
             yield actor
-    if cls == "request":
-        yield Inst("~req", "request")
+    if cls != "segment":
+        yield Inst(f"~{role}", cls)
         return
     for kind in (want,) if want else tables.kinds:
         yield Inst(f"~{role}:{kind}", "segment", kind)
@@ -156,13 +153,12 @@ def bindings_within(frame: Frame, prop_scope: str, kinds: Mapping[str, str]) -> 
     if not roles:
         yield {}
         return
-    link = {"lease": "lease", "copy": "copy"}.get(prop_scope, "")
     for inst in frame.instances:
-        if link:
-            if inst.cls != link:
+        if prop_scope in LINKS:
+            if inst.cls != prop_scope:
                 continue
             ends = dict(inst.refs)
-            bound = {r: (inst if r == link else ends.get(r)) for r in roles}
+            bound = {r: (inst if r == prop_scope else ends.get(r)) for r in roles}
             if any(i is None for i in bound.values()):
                 continue
             complete = {r: i for r, i in bound.items() if i is not None}
@@ -174,19 +170,14 @@ def bindings_within(frame: Frame, prop_scope: str, kinds: Mapping[str, str]) -> 
             yield complete
 
 
-def contributors(frame: Frame, owner: Inst | None, total: Sum) -> Iterator[tuple[Inst, Expr, dict[str, Inst]]]:
+def contributors(frame: Frame, owner: Inst | None, var: Var) -> Iterator[tuple[Inst, Expr, dict[str, Inst]]]:
     """The entities of the frame that count towards an owner's sum, with their term and binding."""
-    for inst in frame.instances:
-        if inst.cls != total.cls or (owner is not None and inst.owner(total.via) is not owner and inst.owner(total.via) != owner):
+    for total, inst in product(var.sums, frame.instances):
+        if inst.cls != total.cls or (owner is not None and inst.owner(total.via) != owner):
             continue
-        if inst.cls == "segment":
-            kind, bound = inst.kind, {"self": inst}
-        elif inst.cls == "lease":
-            ends = dict(inst.refs)
-            kind, bound = ends["self"].kind, {**ends, "lease": inst}
-        else:
-            role = {"request": "req"}.get(inst.cls, inst.cls)
-            kind, bound = "", {**dict(inst.refs), role: inst}
+        role = next(r for r in ROLES[inst.cls] if CLASS_OF[r] == inst.cls) if inst.cls in ROLES else inst.cls
+        bound = {**dict(inst.refs), role: inst}
+        kind = bound["self"].kind if "self" in bound else ""
         found = total.terms.get(kind)
         if found is not None:
             yield inst, found, bound
@@ -195,11 +186,11 @@ def contributors(frame: Frame, owner: Inst | None, total: Sum) -> Iterator[tuple
 def owners(frame: Frame) -> Iterator[tuple[Inst | None, Var]]:
     """Every variable of the frame (and every global) that is a sum."""
     for var in frame.tables.globals.values():
-        if var.sum:
+        if var.sums:
             yield None, var
     for inst in frame.instances:
         for var in frame.tables.vars_of(inst.cls, inst.kind).values():
-            if var.sum:
+            if var.sums:
                 yield inst, var
 
 
@@ -212,18 +203,18 @@ def subset_lemmas(tables: Tables) -> tuple[tuple[str, str, str, str], ...]:
     found = []
     owner_sets = [("request", ""), *(("segment", k) for k in tables.kinds)]
     for cls, kind in owner_sets:
-        sums = [v for v in tables.vars_of(cls, kind).values() if v.sum]
+        sums = [v for v in tables.vars_of(cls, kind).values() if v.sums]
         for small, large in product(sums, sums):
-            if small is large or small.sum is None or large.sum is None:
-                continue
-            if (small.sum.cls, small.sum.via) == (large.sum.cls, large.sum.via) and _never_more(tables, small.sum, large.sum):
+            if small is not large and all(any(_never_more(tables, s, o) for o in large.sums) for s in small.sums):
                 found.append((cls, kind, small.name, large.name))
     return tuple(found)
 
 
 def _never_more(tables: Tables, small: Sum, large: Sum) -> bool:
+    if (small.cls, small.via) != (large.cls, large.via):
+        return False
     vocabulary, solver = Vocabulary(tables), new_solver()
-    bound = {r: Inst(r, CLASS_OF[r]) for r in ("self", "lease", "req", "src", "dst", "copy")}
+    bound = {r: Inst(r, c) for r, c in CLASS_OF.items()}
     for kind, low in small.terms.items():
         high = large.terms.get(kind)
         if high is None:
@@ -281,12 +272,10 @@ class Assumptions:
         tag = "|" + ",".join(i.name for i in frame.fresh)
         rests: dict[tuple[str, str], z3.ArithRef] = {}
         for owner, var in owners(frame):
-            if var.sum is None:
-                continue
             name = owner.name if owner else "global"
             rest = z3.Int(f"rest({name}.{var.name}){tag}")
             rests[name, var.name] = rest
-            inside = [self.words.pre(t, b) for _, t, b in contributors(frame, owner, var.sum)]
+            inside = [self.words.pre(t, b) for _, t, b in contributors(frame, owner, var)]
             total = self.words.cell(name, Ref("", var.name, var.type))
             found += [total == z3.Sum([*inside, rest]), rest >= 0]
         for inst in frame.instances:

@@ -29,7 +29,7 @@ from hybridkv_ref.model_checks.frames import (
 )
 from hybridkv_ref.model_checks.obligations import Change, Counterexample, Obligation, TaskResult
 from hybridkv_ref.model_checks.smt import new_solver, term
-from hybridkv_ref.tables import Event, Property, Tables
+from hybridkv_ref.tables import LINKS, Event, Property, Tables, Var
 
 
 class Refuted(Exception):
@@ -206,13 +206,14 @@ class Task:
             if prop.form == "invariant" or (prop.form == "step" and (not prop.on or prop.on in self.event.tags)):
                 yield prop
         for cls, kind, var in _summed(self.tables):
-            if var.sum and var.sum.cls in ("lease", "copy"):
-                for of, share in var.sum.terms.items():
-                    yield _Kept(f"share.{kind or cls}.{var.name}<{of}>", var.sum.cls, {"self": of} if of else {}, share)
+            for total in var.sums:
+                for of, share in total.terms.items() if total.cls in LINKS else ():
+                    name = f"share.{kind or cls}.{var.name}.{total.cls}<{of}>"
+                    yield _Kept(name, total.cls, {"self": of} if of else {}, share)
 
     def touches(self, prop: "Property | _Kept", bound: Binding) -> bool:
         """Whether the goal reads a cell that the row changes (for a step property: one written as ``new(x)``)."""
-        if isinstance(prop, _Kept) and any(i in self.acting.values() for r, i in bound.items() if r in ("lease", "copy")):
+        if isinstance(prop, _Kept) and any(i in self.acting.values() for r, i in bound.items() if r in LINKS):
             return False  # an actor's own share is part of the sum's obligation
         if isinstance(prop, Property) and prop.on:
             return all(self.acting.get(r) == i for r, i in bound.items())
@@ -233,12 +234,10 @@ class Task:
         """Each counter moves by what the counted actors move."""
         words = self.base.words
         for owner, var in owners(self.frame):
-            if var.sum is None:
-                continue
             name = owner.name if owner else "global"
             cell = (name, var.name)
             moved = []
-            for _, share, bound in contributors(self.frame, owner, var.sum):
+            for _, share, bound in contributors(self.frame, owner, var):
                 if any((owner_name(r, bound), r.name) in self.changed for r in refs(share)):
                     moved.append(self.post(share, bound, False) - words.pre(share, bound))
             if cell in self.changed or moved:
@@ -285,7 +284,7 @@ class _Kept:
         self.id, self.scope, self.kinds, self.expr = name, scope, kinds, expr
 
 
-def _summed(tables: Tables) -> Iterator[tuple[str, str, "object"]]:
+def _summed(tables: Tables) -> Iterator[tuple[str, str, Var]]:
     for kind, spec in tables.kinds.items():
         for var in spec.vars.values():
             yield "segment", kind, var

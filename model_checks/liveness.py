@@ -122,7 +122,7 @@ class Claim:
             self.enabled(index, helpful, {"self": other}, solver)
             solver.pop()
             return
-        shares = [(r, v.sum) for r in refs(helpful.count) for v in self.variables(r, bound) if v.sum]
+        shares = [(r, total) for r in refs(helpful.count) for v in self.variables(r, bound) for total in v.sums]
         self.ask(f"helpful[{index}]_counts", solver, z3.BoolVal(bool(shares) and self.earlier(helpful.by)))
         for ref, total in shares:
             owner = bound[ref.role]
