@@ -201,7 +201,7 @@ def subset_lemmas(tables: Tables) -> tuple[tuple[str, str, str, str], ...]:
     Found by asking Z3 whether ``small's term <= large's term`` for every kind, so nothing is written by hand.
     """
     found = []
-    owner_sets = [("request", ""), *(("segment", k) for k in tables.kinds)]
+    owner_sets = [*((c, "") for c in tables.classes), *(("segment", k) for k in tables.kinds)]
     for cls, kind in owner_sets:
         sums = [v for v in tables.vars_of(cls, kind).values() if v.sums]
         for small, large in product(sums, sums):

@@ -131,7 +131,7 @@ class Claim:
                 share = total.terms.get(where["self"].kind if "self" in where else "")
                 if link in bound.values() or share is None or link.owner(total.via) != owner:
                     continue
-                self.owed(index, helpful, share, where, bound, solver)
+                self.owed(index, helpful, total.cls, share, where, bound, solver)
 
     def variables(self, ref: Ref, bound: Binding) -> list[Var]:
         """The variable of a ref to one of the claim's entities."""
@@ -150,14 +150,14 @@ class Claim:
         return rests_on(by, frozenset((self.claim.id,)))
 
     def owed(
-        self, index: int, helpful: Helpful, share: Expr, where: dict[str, Inst], bound: Binding, solver: z3.Solver
+        self, index: int, helpful: Helpful, cls: str, share: Expr, where: dict[str, Inst], bound: Binding, solver: z3.Solver
     ) -> None:
         """A counted entity is one to which some claim ``by...`` owes an end."""
         extra = {e for i in where.values() for e in (i, *(x for _, x in i.refs))} - set(bound.values())
         starts = [
             self.now(c.start, where)
             for c in self.tables.responses
-            if c.id.startswith(helpful.by) and all(where[r].kind == k for r, k in c.kinds.items() if r in where)
+            if c.scope == cls and c.id.startswith(helpful.by) and all(where[r].kind == k for r, k in c.kinds.items() if r in where)
         ]
         solver.push()
         known = tuple(dict.fromkeys([*bound.values(), *(x for i in bound.values() for _, x in i.refs)]))
