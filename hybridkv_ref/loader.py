@@ -30,7 +30,7 @@ from hybridkv_ref.spec_files import (
     VarSpec,
     read_spec,
 )
-from hybridkv_ref.tables import HANDOFFS, Constant, Event, Helpful, Kind, Property, Response, Sum, Tables, Var
+from hybridkv_ref.tables import HANDOFFS, Constant, Event, Guard, Helpful, Kind, Property, Response, Sum, Survivor, Tables, Var
 
 SCHEMA_VERSION = 1
 ZERO = Lit(0, INT)
@@ -86,6 +86,7 @@ class _Builder:
             events,
             tuple(self.properties()),
             tuple(self.responses()),
+            tuple(self.survivors()),
             table_hash(self.spec),
         )
 
@@ -289,6 +290,24 @@ class _Builder:
             for name, claim in spec.response.items():
                 for kinds in self.spread(label, claim):
                     yield self.response(label, name, claim, kinds)
+
+    def survivors(self) -> Iterator[Survivor]:
+        for label, spec in self.spec.files.items():
+            if spec.crash and not spec.kind:
+                raise InputError(f"{label}: crash: only a kind says what survives")
+            for name, entry in spec.crash.items():
+                where = f"{label}: crash.{name}"
+                scope, stage = self.declared.scope("segment", {"self": spec.kind}), self.declared.stages[spec.kind]
+                stages = RowBuilder.stage_names(scope, stage, entry.from_, f"{where}.from")
+                target = RowBuilder.stage_names(scope, stage, entry.to, f"{where}.to")
+                unknown = [v for v in entry.keep if v not in self.declared.segment[spec.kind]]
+                if unknown or len(target) != 1:
+                    raise InputError(f"{where}: " + (f"keep: no variable '{unknown[0]}'" if unknown else "to: not one stage"))
+                guards = tuple(
+                    Guard(text, parse(text, scope, f"{where}.when[{i}]"), f"{where}.when[{i}]")
+                    for i, text in enumerate(entry.when)
+                )
+                yield Survivor(name, spec.kind, stages, guards, target[0], tuple(entry.keep), tuple(entry.rules))
 
     def response(self, label: str, name: str, claim: ResponseSpec, kinds: Mapping[str, str]) -> Response:
         where = f"{label}: response.{name}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from hybridkv_ref.compile_py import attribute, namer, predicate_source, python, role_name
 from hybridkv_ref.expr import Expr, Ref, refs
-from hybridkv_ref.tables import CLASS_OF, ROLES, Event, Guard, Tables, Var
+from hybridkv_ref.tables import CLASS_OF, HANDOFFS, ROLES, Event, Guard, Survivor, Tables, Var
 
 Value = int | str
 
@@ -91,12 +91,16 @@ class Machine:
         source = [event_source(e, f"f{i}", self.constants) for i, e in enumerate(tables.events)]
         space: dict[str, Any] = {}
         exec(compile("\n".join(source), "<tables>", "exec"), space)
+        self.survivors: dict[str, list[tuple[Survivor, list[Callable[..., bool]]]]] = {}
+        for survivor in tables.survivors:
+            guards = [self.predicate(g.expr, "segment") for g in survivor.guards]
+            self.survivors.setdefault(survivor.kind, []).append((survivor, guards))
         self.events = {e.id: Compiled(e, space[f"f{i}"]) for i, e in enumerate(tables.events)}
 
     def predicate(self, expr: Expr, scope: str) -> Callable[..., bool]:
         """A one-state expression over a scope's roles as a function of (G, *entities)."""
         used = {r.role for r in refs(expr)}
-        roles = tuple(r for r in ROLES[scope] if r in used or scope != "copy")
+        roles = tuple(r for r in ROLES[scope] if r in used or scope not in HANDOFFS)
         space: dict[str, Any] = {}
         exec(predicate_source(expr, "p", roles, self.constants), space)
         function: Callable[..., bool] = space["p"]
@@ -144,6 +148,36 @@ class World:
         if index >= 0:
             guard = compiled.event.guards[index]
             raise Refused(compiled.event, guard, self.values(guard.expr, compiled.event, entities, inputs))
+
+    def crash(self) -> None:
+        """The process dies: entities keep what the tables say survives, everything volatile starts over."""
+        tables = self.machine.tables
+        for entity in self.entities:
+            variables = tables.vars_of(entity.cls, entity.kind)
+            fresh = {n: v.init for n, v in variables.items() if not v.rigid}
+            for survivor, guards in self.machine.survivors.get(entity.kind, ()) if entity.cls == "segment" else ():
+                if entity.stage in survivor.stages and all(g(self.pool, entity) for g in guards):  # type: ignore[attr-defined]
+                    fresh |= {n: getattr(entity, attribute(n)) for n in survivor.keep}
+                    fresh["stage"] = survivor.to
+                    break
+            for name, value in fresh.items():
+                setattr(entity, attribute(name), value)
+        for name, var in tables.globals.items():
+            if not var.durable:
+                setattr(self.pool, attribute(name), self.recount(var) if var.sums else var.init)
+
+    def recount(self, var: Var) -> int:
+        """A global sum, added up over the entities."""
+        total = 0
+        for share in var.sums:
+            role = next(r for r, c in CLASS_OF.items() if c == share.cls)
+            for entity in self.entities:
+                found = share.terms.get(entity.kind if entity.cls == "segment" else "")
+                if entity.cls == share.cls and found is not None:
+                    owners = {role: entity, **entity.refs}
+                    function = self.machine.predicate(found, share.cls)
+                    total += int(function(self.pool, *(owners[r] for r in ROLES[share.cls] if r in owners)))
+        return total
 
     def check_arguments(self, event: Event, entities: tuple[Entity, ...], inputs: Mapping[str, Value]) -> None:
         """Refuses a call that is no firing of this event at all: wrong entities, kinds or inputs (TypeError)."""

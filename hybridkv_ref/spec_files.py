@@ -205,6 +205,21 @@ class ResponseSpec(Record, frozen=True):
     doc: str = ""
 
 
+class CrashSpec(Record, frozen=True):
+    """What a crash of the process leaves of an entity in one of the stages ``from``, if ``when`` holds.
+
+    It is then in stage ``to`` with the variables in ``keep`` as they were; every other one starts over.  An entity that no
+    entry describes starts over as a whole.
+    """
+
+    from_: str
+    to: str
+    doc: str
+    when: list[str] = []
+    keep: list[str] = []
+    rules: list[str] = []
+
+
 class SometimesSpec(Record, frozen=True):
     """A state that must be reachable in the finite instance: the guard against vacuous proofs."""
 
@@ -248,6 +263,7 @@ class FileSpec(Record, frozen=True):
     invariant: dict[str, InvariantSpec] = {}
     step: dict[str, StepSpec] = {}
     response: dict[str, ResponseSpec] = {}
+    crash: dict[str, CrashSpec] = {}
     extend_claim: dict[str, list[HelpfulSpec]] = {}
     sometimes: dict[str, SometimesSpec] = {}
 

@@ -193,6 +193,19 @@ class Kind:
 
 
 @dataclass(frozen=True, eq=False)
+class Survivor:
+    """What a crash leaves of a segment of ``kind`` in ``stages`` where all guards hold: stage ``to`` and these variables."""
+
+    id: str
+    kind: str
+    stages: tuple[str, ...]
+    guards: tuple[Guard, ...]
+    to: str
+    keep: tuple[str, ...]
+    rules: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Tables:
     """The whole spec, loaded."""
 
@@ -205,6 +218,7 @@ class Tables:
     events: tuple[Event, ...]
     properties: tuple[Property, ...]
     responses: tuple[Response, ...]
+    survivors: tuple[Survivor, ...]
     sha256: str
 
     def vars_of(self, cls: str, kind: str = "") -> Mapping[str, Var]:
