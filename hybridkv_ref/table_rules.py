@@ -9,7 +9,7 @@ example go first, which drives it through the stages; ``slack`` relaxes that.  T
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -30,8 +30,8 @@ ORDERED, EQUAL = {"<", "<=", ">", ">="}, {"==", "!="}
 OWNERS = {cls: tuple(r for r in ROLES[cls] if CLASS_OF[r] != cls) for cls in set(CLASS_OF.values())}
 PATIENCE, PAUSE = 40, 5
 """Steps after which a goal that was not reached is put off, and steps between two goals in which rows are merely varied."""
-FIRED, REFUSED = 0.1, 1.0
-"""What an attempt adds to the cost of a row on its entities."""
+FIRED, REFUSED, TIE = 0.3, 1.0, 0.5
+"""What an attempt adds to the cost of a row on its entities, and the difference in cost that does not count."""
 PICK, ASTRAY = st.integers(0, 255), st.integers(0, 65535)
 Function = Callable[..., Any]
 Cell = tuple[str, str]
@@ -159,7 +159,6 @@ class Plan:
         self.name = namer(self.machine.constants)
         self.places = tuple(self.lay_out())
         self.known: dict[object, tuple[tuple[str, ...], ...]] = {}
-        self.helpful: dict[tuple[Effect, Expr, Ref], bool] = {}
         self.akin: dict[Cell, set[Cell]] = defaultdict(set)
         self.ordered: set[Cell] = set()
         for e in tables.events:
@@ -220,7 +219,8 @@ class Plan:
             now = [g.expr for g in e.guards if name in _inputs(g.expr) <= known]
             turns = [a for a in atoms if name in _inputs(a) <= known]
             gaps = "".join(f"{python(a.args[0], self.name)} - {python(a.args[1], self.name)}, " for a in turns)
-            stored = {_cell(f.target, e.kinds) for f in e.effects if name in _inputs(f.expr)}
+            beside = {name}.union(*(_inputs(a) for a in atoms if name in _inputs(a)))
+            stored = {_cell(f.target, e.kinds) for f in e.effects if beside & _inputs(f.expr)}
             akin = frozenset(cell for target in stored for cell in self.akin[target])
             choices.append(
                 Choice(name, e.inputs[name], _function(f"({gaps})", *arguments), _function(self.all(now, self.name), *arguments), akin)
@@ -274,18 +274,10 @@ class Plan:
                 for fit in self.fits(roles, by):
                     yield Share(term, fit, fit[roles.index(var.sum.via)] if var.sum and var.sum.via else "", var.name)
 
-    def helps(self, effect: Effect, guard: Expr, ref: Ref) -> bool:
-        """Whether an effect on what ``ref`` reads may turn a false guard true: a literal must satisfy it, a step go its way."""
-        key = (effect, guard, ref)
-        if key not in self.helpful:
-            value, step = effect.expr, 0
-            if isinstance(value, Op) and value.op in ("+", "-") and value.args[0] == effect.target:
-                step = 1 if value.op == "+" else -1
-            if isinstance(value, Lit) and refs(guard) == {ref}:
-                self.helpful[key] = bool(eval(python(rewrite(guard, lambda e: value if e == ref else None), self.name)))
-            else:
-                self.helpful[key] = step * _way(guard, ref) >= 0
-        return self.helpful[key]
+    def is_rigid(self, ref: Ref, by_role: Mapping[str, Any]) -> bool:
+        """Whether a variable of one of these entities is rigid."""
+        entity = by_role.get(ref.role)
+        return entity is not None and self.tables.vars_of(entity.cls, entity.kind)[ref.name].rigid
 
     def begun(self, entity: Any) -> bool:
         """Whether an entity has left its first stage."""
@@ -373,9 +365,19 @@ class Guide:
                 i
                 for ref in refs(guard) if ref.role != "const"
                 for i, effect in self.writers[id(by_role.get(ref.role, self.pool)), ref.name]
-                if i != node and self.plan.helps(effect, guard, ref)
+                if i != node and self.helps(effect, guard, ref, by_role)
             })  # fmt: skip
         return self.known[node, number]
+
+    def helps(self, effect: Effect, guard: Expr, ref: Ref, by_role: Mapping[str, Any]) -> bool:
+        """Whether a write of ``ref`` may turn a false guard true: a literal must satisfy it, a step must go its way."""
+        value, others = effect.expr, refs(guard) - {ref}
+        if isinstance(value, Lit) and all(r.role == "const" or self.plan.is_rigid(r, by_role) for r in others):
+            known = {r: Lit(getattr(by_role[r.role], attribute(r.name)), r.type) for r in others if r.role != "const"} | {ref: value}
+            return bool(eval(python(rewrite(guard, lambda e: known.get(e) if isinstance(e, Ref) else None), self.plan.name)))
+        if isinstance(value, Op) and value.op in ("+", "-") and value.args[0] == effect.target:
+            return _way(guard, ref) != (-1 if value.op == "+" else 1)
+        return True
 
     def towards(self, goals: list[int], slack: int) -> list[int]:
         """Where the cheapest plan for one of these nodes begins: what takes longest first.  Empty when there is no plan."""
@@ -398,14 +400,34 @@ class Guide:
         best = min(goals, key=lambda g: cost[g], default=None)
         if best is None or cost[best] == inf:
             return []
-        found, waiting = set(), [best]
+        chain: set[int] = set()
+        waiting = [best]
         while waiting:
             node = waiting.pop()
-            found |= set() if wants[node] else {node}
-            nearest = [min(makers, key=lambda m: cost[m]) for makers in wants[node]]
-            longest = max((cost[m] for m in nearest), default=0)
-            waiting += [m for m in nearest if cost[m] >= longest - slack]
-        return sorted(found)
+            if node not in chain:
+                chain.add(node)
+                nearest = [min(cost[m] for m in makers) for makers in wants[node]]
+                for least, makers in zip(nearest, wants[node], strict=True):
+                    if least >= max(nearest) - slack:
+                        waiting += [m for m in makers if cost[m] <= least + TIE and cost[m] < cost[node]]
+        ready = sorted(node for node in chain if not wants[node])
+        needed = set().union(*(self.reads(node) for node in chain if wants[node]))
+        return [node for node in ready if not needed & self.writes(node)] or ready
+
+    def cells(self, node: int, found: Iterable[Ref]) -> set[tuple[int, str]]:
+        """Where these variables stand, given a node's entities."""
+        row, fit = self.bindings[node]
+        by_role = dict(zip(row.event.roles, fit, strict=True))
+        return {(id(by_role.get(r.role, self.pool)), r.name) for r in found if r.role not in ("const", "input")}
+
+    def reads(self, node: int) -> set[tuple[int, str]]:
+        """What the guards of a node that are true by now depend on."""
+        guards = self.bindings[node][0].guards
+        return self.cells(node, {r for guard, true in zip(guards, self.truth[node], strict=True) if true for r in refs(guard)})
+
+    def writes(self, node: int) -> set[tuple[int, str]]:
+        """What a node writes."""
+        return self.cells(node, (f.target for f in self.bindings[node][0].event.effects))
 
 
 class TableRules(RuleBasedStateMachine):

@@ -22,6 +22,10 @@ LIMIT = 200_000
 SEED = 20_250_901
 
 
+class ScriptRefusedError(InputError):
+    """A step of an instance's script is illegal (or changes nothing) under these tables."""
+
+
 @dataclass(frozen=True)
 class TraceStep:
     """One step of a trace: the event, its entities and inputs, and what changed (name -> before, after)."""
@@ -171,9 +175,8 @@ class _Search:
 
         self.level(state, state + 1, number + 1, only)
         if self.count == before:
-            raise InputError(
-                f"instance {self.space.instance.name}: script[{number}]: '{step.event}' is refused or changes nothing"
-            )
+            name = self.space.instance.name
+            raise ScriptRefusedError(f"instance {name}: script[{number}]: '{step.event}' is refused or changes nothing")
         return self.count - 1
 
     def level(
@@ -304,4 +307,4 @@ def explore(tables: Tables, instance: Instance, limit: int = LIMIT, compiled: Co
         alive |= misread
 
 
-__all__ = ["Graph", "TraceStep", "explore"]
+__all__ = ["Graph", "ScriptRefusedError", "TraceStep", "explore"]

@@ -1,9 +1,10 @@
 """All searches of the finite instances, as records of a check: what ``hybridkv check`` runs beside the proofs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from hybridkv_ref.model_checks.explore import Graph, TraceStep, explore
+from hybridkv_ref.errors import InputError
+from hybridkv_ref.model_checks.explore import Graph, ScriptRefusedError, TraceStep, explore
 from hybridkv_ref.model_checks.fair_cycles import fair_cycles, stuck
 from hybridkv_ref.model_checks.instances import FILE, Instance, PinSpec, read_instances
 from hybridkv_ref.model_checks.obligations import Change, Counterexample, Search, TaskResult
@@ -25,6 +26,61 @@ def search_instances(tables: Tables, directory: Path, implied: Implied) -> TaskR
     """
     instances, pinned = read_instances(tables, directory / FILE)
     return _Searches(tables, pinned).run(instances, implied)
+
+
+class LostWitness:
+    """For mutation: what changed rows no longer reach, or what fails in the instances in which they take part.
+
+    Called with the changed tables and the ids of the changed events, it names a property or claim that fails, a script
+    that is refused, or a row, stage or ``sometimes`` that no instance reaches any more; empty if there is none.  Tables
+    that no search can end on, and searches cut short, give no verdict.
+    """
+
+    def __init__(self, tables: Tables, directory: Path) -> None:
+        self.tables = tables
+        self.instances = read_instances(tables, directory / FILE)[0]
+        self.compiled = Compiled(tables)
+        self.known: dict[str, set[tuple[str, str]]] = {}
+
+    def __call__(self, tables: Tables, events: Iterable[str]) -> str:
+        """The killer's name, or nothing."""
+        ids, compiled = set(events), Compiled(tables)
+        changed = [e for e in tables.events if e.id in ids]
+        before: set[tuple[str, str]] = set()
+        after: set[tuple[str, str]] = set()
+        for instance in self.instances:
+            before |= self.before(instance)
+            if not any(True for e in changed for _ in instance.bindings(e)):
+                after |= self.before(instance)
+                continue
+            try:
+                graph = explore(tables, instance, LIMIT, compiled)
+            except ScriptRefusedError as refused:
+                return str(refused)
+            except InputError:
+                return ""
+            if graph.truncated:
+                return ""
+            failed = [v.property for v in second_opinion(graph).violations]
+            failed += [c.claim for c in fair_cycles(graph).lassos]
+            if failed:
+                return failed[0]
+            after |= _reached(tables, graph)
+        lost = sorted(before - after, key=lambda w: (w[1] not in ids, w))
+        return " ".join(lost[0]) if lost else ""
+
+    def before(self, instance: Instance) -> set[tuple[str, str]]:
+        """What an instance reaches under the unchanged tables."""
+        if instance.name not in self.known:
+            graph = explore(self.tables, instance, LIMIT, self.compiled)
+            self.known[instance.name] = _reached(self.tables, graph)
+        return self.known[instance.name]
+
+
+def _reached(tables: Tables, graph: Graph) -> set[tuple[str, str]]:
+    witnesses = Witnesses(tables)
+    witnesses.add(graph)
+    return set(witnesses.found)
 
 
 class _Searches:

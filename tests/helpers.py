@@ -1,10 +1,11 @@
 """What several test files share: specs with one planted fault, worlds in any state, and expressions evaluated plainly."""
 
+import dataclasses
 import operator
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,14 +95,33 @@ def changed_events(tables: Tables, original: Tables) -> list[Event]:
     return [e for e in tables.events if e.id not in before or not same_row(e, before[e.id])]
 
 
-def prove(tables: Tables, events: Iterable[Event]) -> TaskResult:
-    """Everything that ``check`` shows about these rows, in this process."""
-    base, out = Assumptions(tables), TaskResult()
+def prove(tables: Tables, events: Iterable[Event], base: Assumptions | None = None) -> TaskResult:
+    """Everything that ``check`` shows about these rows, in this process.
+
+    ``base`` may be that of other tables with the same properties: terms are built once per base.
+    """
+    base, out = base or Assumptions(tables), TaskResult()
     for event in events:
         done = Task(tables, event, base).run()
         out.obligations += done.obligations
         out.counterexamples += done.counterexamples
     return out
+
+
+def proofs_of_changed(folder: Path, original: Tables, base: Assumptions) -> Iterator[tuple[Event, TaskResult]]:
+    """Each event that differs in a copy whose rows were changed, with its proofs."""
+    changed = faulty(folder)
+    events = changed_events(changed, original)
+    if not events or table_properties(changed) != table_properties(original):
+        raise LookupError("expected other rows and the same properties")
+    tables = dataclasses.replace(original, events=changed.events)
+    for event in events:
+        yield event, prove(tables, [event], base)
+
+
+def table_properties(tables: Tables) -> list[tuple[str, Expr]]:
+    """What the tables claim."""
+    return [(p.id, p.expr) for p in tables.properties]
 
 
 def prove_claims(tables: Tables, name: str) -> TaskResult:
@@ -202,6 +222,18 @@ class Scene:
             elif ref.role != "const":
                 owner = self.world.pool if ref.role == "global" else self.by_role[ref.role]
                 setattr(owner, attribute(ref.name), self.any_of(ref.type))
+
+    def settle(self, **kept: Value) -> None:
+        """Draws until every guard holds; ``kept`` fixes variables (``role__name``)."""
+        for _ in range(10_000):
+            for name, value in kept.items():
+                role, _, variable = name.partition("__")
+                setattr(self.by_role[role], variable, value)
+            false = next((g for g in self.event.guards if not evaluate(g.expr, self.look)), None)
+            if false is None:
+                return
+            self.shake(false.expr)
+        raise LookupError(f"{self.event.id}: no state was found in which it can fire")
 
     def fire(self) -> None:
         """Fires the event."""

@@ -72,16 +72,17 @@ def test_a_lasso_is_a_run_that_comes_back() -> None:
     """Along the cycle every change is undone, and each step starts where the last one ended."""
     tables = build(changed(SPEC, HIT, "recompute", fair=False))
     lasso = lassos(tables, "reader<recurrent_state>")["request_ends"]
-    for steps in (lasso.prefix, lasso.cycle):
-        now: dict[str, int | str] = {}
-        first: dict[str, int | str] = {}
-        for step in steps:
-            for field, (before, after) in step.changed.items():
-                assert now.get(field, before) == before
-                first.setdefault(field, before)
-                now[field] = after
-        if steps is lasso.cycle:
-            assert now == first
+    now: dict[str, int | str] = {}
+    for step in (*lasso.prefix, *lasso.cycle):
+        for field, (before, after) in step.changed.items():
+            assert now.get(field, before) == before
+            now[field] = after
+    entered: dict[str, int | str] = {}
+    for step in lasso.prefix:
+        entered |= {field: after for field, (_, after) in step.changed.items()}
+    touched = {field: before for step in reversed(lasso.cycle) for field, (before, _) in step.changed.items()}
+    assert {field: now[field] for field in touched} == touched
+    assert all(entered[field] == value for field, value in touched.items() if field in entered)
 
 
 def test_a_stutter_is_a_cycle() -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import Scene, add_row, evaluate, refusal
+from helpers import Scene, add_row, evaluate, refusal, snapshot
 from hybridkv_ref.compile_py import attribute
-from hybridkv_ref.expr import Ref
+from hybridkv_ref.expr import Ref, refs
 from hybridkv_ref.loader import build, load_tables
 from hybridkv_ref.machine import Machine, Refused, World
 from hybridkv_ref.paths import SPEC_DIR
@@ -35,7 +35,7 @@ def check_step(scene: Scene) -> bool:
     for effect in event.effects:
         expected[key(scene, effect.target)] = evaluate(effect.expr, scene.look)
     false = next((g for g in event.guards if not evaluate(g.expr, scene.look)), None)
-    seen = {ref: scene.look(ref) for g in event.guards for ref in _refs(g.expr)}
+    seen = {ref: scene.look(ref) for g in event.guards for ref in refs(g.expr)}
     error = refusal(scene.fire)
     if false is None:
         assert error is None
@@ -45,14 +45,8 @@ def check_step(scene: Scene) -> bool:
     assert scene.state() == before
     assert error.event is event
     assert error.guard is false
-    assert sorted(error.values.values(), key=str) == sorted((seen[r] for r in _refs(false.expr)), key=str)
+    assert sorted(error.values.values(), key=str) == sorted((seen[r] for r in refs(false.expr)), key=str)
     return False
-
-
-def _refs(expr: Any) -> frozenset[Ref]:
-    from hybridkv_ref.expr import refs
-
-    return refs(expr)
 
 
 @pytest.mark.parametrize("name", EVENTS)
@@ -141,11 +135,7 @@ def test_the_first_false_conjunct_is_the_one_that_is_named() -> None:
 def test_a_refusal_shows_constants_inputs_and_dotted_names() -> None:
     event = TABLES.event(f"{ORDINARY}.admit")
     scene = scene_of(MACHINE, event.id)
-    for guard in event.guards:
-        for _ in range(10_000):
-            if evaluate(guard.expr, scene.look):
-                break
-            scene.shake(guard.expr)
+    scene.settle()
     setattr(scene.world.pool, attribute(f"{ORDINARY}.used"), 10**6)
     with pytest.raises(Refused) as error:
         scene.fire()
@@ -163,15 +153,9 @@ def test_marking_and_copying_out_are_legal_on_pinned_segments() -> None:
     spills = [e for e in TABLES.events if e.row == "spill_begin"]
     assert spills
     for event in spills:
-        rng = random.Random(event.id)
-        scene = Scene(MACHINE.world(), event, rng)
-        for _ in range(STEPS):
-            scene.by_role["src"].pins = 3  # type: ignore[attr-defined]
-            error = refusal(scene.fire)
-            if error is None:
-                break
-            scene.shake(error.guard.expr)
-        assert error is None
+        scene = Scene(MACHINE.world(), event, random.Random(event.id))
+        scene.settle(src__pins=3)
+        scene.fire()
         assert scene.by_role["src"].pins == 3  # type: ignore[attr-defined]
 
 
@@ -187,7 +171,7 @@ def test_a_call_with_the_wrong_entities_or_inputs_is_no_firing() -> None:
     other_kind = next(k for k in TABLES.kinds if k != ORDINARY)
     stranger, twin, second = world.add("segment", other_kind), world.add("segment", ORDINARY), world.add("request")
     move, pin = f"{ORDINARY}.move", f"{ORDINARY}.pin"
-    before = Scene.state(type("Holder", (), {"world": world})())  # type: ignore[arg-type]
+    before = snapshot(world)
     for event, entities, inputs in (
         (move, (), {"off": 0}),
         (move, (segment,), {}),
@@ -200,7 +184,7 @@ def test_a_call_with_the_wrong_entities_or_inputs_is_no_firing() -> None:
     ):
         with pytest.raises(TypeError, match=f"^{event}: "):
             world.fire(event, *entities, **inputs)
-    assert Scene.state(type("Holder", (), {"world": world})()) == before  # type: ignore[arg-type]
+    assert snapshot(world) == before
     with pytest.raises(KeyError):
         world.fire("nothing", segment)
     with pytest.raises(Refused):
@@ -250,29 +234,15 @@ def test_the_second_part_of_a_handoff_sees_the_first_ones_effects() -> None:
     joins = [e for e in TABLES.events if e.row == "join" and e.scope == "copy"]
     assert joins
     for event in joins:
-        kind, rng = event.kinds["src"], random.Random(event.id)
-        scene = Scene(MACHINE.world(), event, rng)
-        for _ in range(STEPS):
-            error = refusal(scene.fire) if all(evaluate(g.expr, scene.look) for g in event.guards) else None
-            if error is None and all(evaluate(g.expr, scene.look) for g in event.guards):
-                break
-            false = next((g for g in event.guards if not evaluate(g.expr, scene.look)), None)
-            if false is None:
-                break
-            before = scene.state()
-            scene.shake(false.expr)
-            if all(evaluate(g.expr, scene.look) for g in event.guards):
-                before = scene.state()
-                scene.fire()
-                after = scene.state()
-                assert after["", f"{kind}.used"] == before["", f"{kind}.used"]
-                assert after[scene.by_role["src"].name, "mem"] == sum(
-                    int(before[scene.by_role[r].name, "mem"]) for r in ("src", "dst")
-                )
-                assert after[scene.by_role["dst"].name, "mem"] == 0
-                break
-        else:
-            pytest.fail(f"{event.id} never fired")
+        scene, kind = Scene(MACHINE.world(), event, random.Random(event.id)), event.kinds["src"]
+        scene.settle()
+        src, dst = scene.by_role["src"].name, scene.by_role["dst"].name
+        before = scene.state()
+        scene.fire()
+        after = scene.state()
+        assert after["", f"{kind}.used"] == before["", f"{kind}.used"]
+        assert after[src, "mem"] == int(before[src, "mem"]) + int(before[dst, "mem"])
+        assert after[dst, "mem"] == 0
 
 
 def test_worlds_share_nothing() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from hybridkv_ref.loader import build
 from hybridkv_ref.model_checks.explore import Graph, explore
-from hybridkv_ref.model_checks.finite import search_instances
+from hybridkv_ref.model_checks.finite import LostWitness, search_instances
 from hybridkv_ref.model_checks.instances import PinSpec, read_instances
 from hybridkv_ref.model_checks.obligations import Search, TaskResult
 from hybridkv_ref.model_checks.witnesses import Witnesses, size_difference
@@ -148,3 +148,14 @@ def test_a_new_kind_is_explored_without_a_line_here(tmp_path: Path) -> None:
         n for n in instances if "recurrent" in n
     }
     assert explore(tables, instances["clone<delta_state>"]).states > 1000
+
+
+def test_a_mutant_is_killed_by_what_it_no_longer_reaches() -> None:
+    killer = LostWitness(TABLES, SPEC_DIR)
+    assert killer(TABLES, ["graph.recapture"]) == ""
+    never_again = with_row("protocols/cuda_graph.toml", "recapture", when=["graph.captured > topology"])
+    assert killer(never_again, ["graph.recapture"]) == "row graph.recapture"
+    unfair = with_row("protocols/cuda_graph.toml", "replayed", fair=False)
+    assert killer(unfair, ["graph.replayed"]) == "replay_ends"
+    closed = with_row("kinds/on_disk_prefix.toml", "seal", when=["written > parts"])
+    assert "on_disk_prefix.seal" in killer(closed, ["on_disk_prefix.seal"])
