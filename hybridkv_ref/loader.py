@@ -247,7 +247,7 @@ class _Builder:
                 for dst in self.declared.kinds_with(item.dst_has) if item.dst_has else ("",):
                     if not item.same_kind or src == dst:
                         yield {r: k for r, k in (("src", src), ("dst", dst)) if k}
-        elif scope in ("segment", "lease") or has:
+        elif scope in ("segment", "lease") or has or (own and scope == "request"):
             needed = has or ("cacheable" if scope == "lease" else "")
             for kind in (own,) if own else self.declared.kinds_with(needed):
                 yield {"self": kind}

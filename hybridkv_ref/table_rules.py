@@ -28,7 +28,10 @@ from hybridkv_ref.tables import CLASS_OF, ROLES, Effect, Event, Property, Tables
 
 ORDERED, EQUAL = {"<", "<=", ">", ">="}, {"==", "!="}
 OWNERS = {cls: tuple(r for r in ROLES[cls] if CLASS_OF[r] != cls) for cls in set(CLASS_OF.values())}
-PATIENCE, PAUSE = 40, 5
+import os
+SLACKS = eval(os.environ.get('SL','(0,1)'))
+PATIENCE, PAUSE, TOLL = eval(os.environ.get('PA','(40,5,5)'))
+RANGE = (3, 4, 5, 6, 7, 8, 1, 0)
 """Steps after which a goal that was not reached is put off, and steps between two goals in which rows are merely varied."""
 FIRED, REFUSED, TIE = 0.3, 1.0, 0.5
 """What an attempt adds to the cost of a row on its entities, and the difference in cost that does not count."""
@@ -296,10 +299,10 @@ class Plan:
     def values(self, var: Var, cell: Cell) -> st.SearchStrategy[Value]:
         """Members of an enum; mostly true; a count where there is a lower bound; two identifiers where only equality matters."""
         if not var.type.number:
-            return st.sampled_from(var.type.members or (True, True, True, False))
+            return st.sampled_from(var.type.members or (True,) * 7 + (False,))
         if var.at_least is not None:
             return st.integers(var.at_least, var.at_least + self.size.segments - 1)
-        return st.integers(0, 7 if cell in self.ordered else 1)
+        return st.sampled_from(RANGE) if cell in self.ordered else st.integers(0, 1)
 
 
 def fitting(places: Sequence[Place], roles: tuple[str, ...], kinds: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
@@ -415,18 +418,18 @@ class Guide:
         return [node for node in ready if not needed & self.writes(node)] or ready
 
     def cells(self, node: int, found: Iterable[Ref]) -> set[tuple[int, str]]:
-        """Where these variables stand, given a node's entities."""
+        """Where those of these variables stand that are stages or other enums, given a node's entities."""
         row, fit = self.bindings[node]
         by_role = dict(zip(row.event.roles, fit, strict=True))
-        return {(id(by_role.get(r.role, self.pool)), r.name) for r in found if r.role not in ("const", "input")}
+        return {(id(by_role.get(r.role, self.pool)), r.name) for r in found if r.type.members}
 
     def reads(self, node: int) -> set[tuple[int, str]]:
-        """What the guards of a node that are true by now depend on."""
+        """The stages on which those guards of a node depend that are true by now."""
         guards = self.bindings[node][0].guards
         return self.cells(node, {r for guard, true in zip(guards, self.truth[node], strict=True) if true for r in refs(guard)})
 
     def writes(self, node: int) -> set[tuple[int, str]]:
-        """What a node writes."""
+        """The stages that a node writes."""
         return self.cells(node, (f.target for f in self.bindings[node][0].event.effects))
 
 
@@ -487,8 +490,8 @@ class TableRules(RuleBasedStateMachine):
         entities = self.open[row][pick[0] % len(self.open[row])]
         fired = self.attempt(self.rows[row][0], entities, self.propose(self.rows[row][0], entities, pick[1], pick[2:]))
         self.guide.tried(row, entities, fired)
-        self.patience -= 1
-        if self.patience == 0 or (fired and row == self.goals[0]):
+        self.patience -= 1 if fired else TOLL
+        if self.patience <= 0 or (fired and row == self.goals[0]):
             self.goals, self.patience = [*self.goals[1:], self.goals[0]], PATIENCE + PAUSE
         self.open = {}
         other, others = self.guide.bindings[astray % len(self.guide.bindings)]
@@ -596,7 +599,7 @@ def machine_class(tables: Tables, size: Size = Size(), constants: Mapping[str, i
     plan = Plan(tables, size, constants)
     space: dict[str, Any] = {"plan": plan, "coverage": Coverage(), "__module__": __name__, "__doc__": TableRules.__doc__}
     goals = st.lists(st.sampled_from([e.id for e in tables.events]), min_size=1, max_size=8, unique=True)
-    start = initialize(goals=goals, rigid=st.fixed_dictionaries(plan.rigid()), slack=st.integers(0, 2))
+    start = initialize(goals=goals, rigid=st.fixed_dictionaries(plan.rigid()), slack=st.sampled_from(SLACKS))
     space["begin"] = start(TableRules.begin)
     for row in plan.rows:
         pick = st.tuples(*[PICK] * (2 + len(row.choices)))

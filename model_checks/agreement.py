@@ -1,12 +1,8 @@
 """Do the back ends mean the same?  Random states x events, evaluated by every one of them, compared value by value.
 
-A table is written once and read by four generators: Python source (what runs), Z3 terms (what is proved), array functions
-(what is searched) and Promela (what Spin runs).  Each is given the same random values of all variables of an event's
-entities, globals, constants and inputs, whether or not such a state can be reached, and says which guard conjuncts hold and
-what every variable is after the event; a refused event changes nothing.
-
-Half of the samples are repaired until every guard holds, most others until exactly one does not, so that every conjunct
-decides; the rest is left as drawn.
+A table is written once and read by four generators: Python source (what runs), Z3 terms (what is proved), array
+functions (what is searched) and Promela (what Spin runs).  Each is given the same samples and says which guard
+conjuncts hold and what every variable is after the event; a refused event changes nothing.
 """
 
 import tempfile
@@ -16,41 +12,24 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import z3
 
 from hybridkv_ref.compile_py import attribute, namer, python, role_name
-from hybridkv_ref.expr import BOOL, INT, Ref, refs
+from hybridkv_ref.expr import Ref
 from hybridkv_ref.machine import Machine
 from hybridkv_ref.model_checks.frames import Assumptions, owner_name
 from hybridkv_ref.model_checks.induction import Task
 from hybridkv_ref.model_checks.promela import assignments, condition, promela
+from hybridkv_ref.model_checks.samples import Batch, Ints, mentions, samples
 from hybridkv_ref.model_checks.smt import literal
 from hybridkv_ref.model_checks.spin import build, run_verifier
 from hybridkv_ref.model_checks.vector import code, decode, vector_function
-from hybridkv_ref.tables import CLASS_OF, Event, Guard, Tables
-
-Ints = npt.NDArray[np.int64]
-ROUNDS = 60  # of repair; a sample that is not as wanted by then is used as it is
-PER_ROUND = 40  # samples of an event with the same constants, which the machine compiles in
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Samples of one event: ``values[i, j]`` is variable ``cells[j]`` in sample i, enum members as positions."""
-
-    event: Event
-    cells: tuple[Ref, ...]
-    values: Ints
-
-    def constants(self) -> dict[str, int]:
-        """The constants, which are the same in all samples of a batch."""
-        return {r.name: int(v) for r, v in zip(self.cells, self.values[0], strict=True) if r.role == "const"}
+from hybridkv_ref.tables import CLASS_OF, Event, Tables
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an evaluator says of a batch: guards[i, k] is 1 if conjunct k holds, after[i, j] the value of cell j afterwards."""
+    """What an evaluator says: guards[i, k] is 1 if conjunct k holds in sample i, after[i, j] is cell j afterwards."""
 
     guards: Ints
     after: Ints
@@ -68,7 +47,7 @@ class Evaluator(Protocol):
 
 @dataclass(frozen=True)
 class Disagreement:
-    """Two back ends differ about one sample: ``what`` is a guard's text or a variable; ``values`` is the state before."""
+    """Two back ends differ about ``what``, a guard's text or a variable, in the state ``values`` (before the event)."""
 
     event: str
     what: str
@@ -87,75 +66,6 @@ class Agreement:
     disagreements: list[Disagreement] = field(default_factory=list)
 
 
-# ---- samples -----------------------------------------------------------------------------------------------------------
-
-
-def cells(tables: Tables, event: Event) -> tuple[Ref, ...]:
-    """Every variable within an event's reach, and more: all those of its entities, all globals, constants and inputs."""
-    found = [Ref("global", n, v.type) for n, v in tables.globals.items()]
-    found += [Ref("const", n, INT) for n in tables.constants]
-    for role in event.roles:
-        found += [Ref(role, n, v.type) for n, v in tables.vars_of(CLASS_OF[role], event.kinds.get(role, "")).items()]
-    found += [Ref("input", n, t) for n, t in event.inputs.items()]
-    mentioned = {(r.role, r.name): r for r in mentions(event)}  # an enum's label may differ from the declaration's
-    return tuple(mentioned.get((r.role, r.name), r) for r in found)
-
-
-def mentions(event: Event) -> set[Ref]:
-    """The variables that an event reads or writes."""
-    read = set().union(*(refs(g.expr) for g in event.guards), *(refs(e.expr) for e in event.effects))
-    return read | {e.target for e in event.effects}
-
-
-def sample(event: Event, at: tuple[Ref, ...], fixed: dict[str, int], count: int, rng: np.random.Generator) -> Batch:
-    """Random values, repaired by redrawing the variables of guards that are not as wanted."""
-    values = np.stack([_draw(r, count, rng) for r in at], axis=1)
-    for index, ref in enumerate(at):
-        if ref.role == "const":
-            values[:, index] = fixed[ref.name]
-    guards = len(event.guards)
-    wanted = np.ones((count, guards), bool)
-    mode = rng.integers(0, 8, count)
-    one = np.flatnonzero(mode < 3) if guards else np.zeros(0, np.int64)
-    wanted[one, rng.integers(0, max(guards, 1), len(one))] = False
-    repaired = mode < 7
-    functions = [vector_function(g.expr, at) for g in event.guards]
-    free = [[at.index(r) for r in sorted(refs(g.expr), key=str) if r.role != "const"] for g in event.guards]
-    for _ in range(ROUNDS):
-        settled = True
-        for guard, function in enumerate(functions):
-            holds = np.broadcast_to(function(list(values.T)), count)
-            wrong = np.flatnonzero(repaired & (holds != wanted[:, guard]))
-            settled = settled and not len(wrong)
-            chosen = rng.integers(0, len(free[guard]), len(wrong)) if free[guard] else wrong
-            for number, column in enumerate(free[guard]):
-                rows = wrong[chosen == number]
-                values[rows, column] = _redraw(at, column, event.guards[guard], values[rows], rng)
-        if settled:
-            break
-    return Batch(event, at, values)
-
-
-def _draw(ref: Ref, count: int, rng: np.random.Generator) -> Ints:
-    if not ref.type.number:
-        return rng.integers(0, 2 if ref.type == BOOL else len(ref.type.members), count)
-    wide = rng.random(count) < 0.05
-    return np.where(wide, rng.integers(-50, 50, count), rng.integers(-1, 6, count))
-
-
-def _redraw(at: tuple[Ref, ...], column: int, guard: Guard, values: Ints, rng: np.random.Generator) -> Ints:
-    """New values of one variable; for a number, half of them stand near another number of the same guard."""
-    fresh = _draw(at[column], len(values), rng)
-    near = [at.index(r) for r in refs(guard.expr) if r != at[column] and r.type.number]
-    if not at[column].type.number or not near:
-        return fresh
-    close = values[:, int(rng.choice(sorted(near)))] + rng.integers(-1, 2, len(values))
-    return np.where(rng.random(len(values)) < 0.5, close, fresh)
-
-
-# ---- the back ends -----------------------------------------------------------------------------------------------------
-
-
 class PythonRows:
     """The machine: its compiled events, run on entities; and each conjunct's own source."""
 
@@ -165,7 +75,7 @@ class PythonRows:
         self.tables = tables
 
     def evaluate(self, batches: Sequence[Batch]) -> Iterator[Outcome]:
-        """The conjunct that the machine refuses with must be the first false one: otherwise its value is turned round."""
+        """The conjunct that the machine refuses with must be the first false one, or both are turned round."""
         machine = Machine(self.tables)
         for batch in batches:
             constants = batch.constants()
@@ -178,7 +88,8 @@ class PythonRows:
             pool: Any = machine.globals_type()
             entities = {r: machine.types[CLASS_OF[r], event.kinds.get(r, "")]() for r in event.roles}
             owners = [pool if c.role == "global" else entities.get(c.role) for c in batch.cells]
-            slots = [(j, o, attribute(c.name), c.type) for j, (c, o) in enumerate(zip(batch.cells, owners, strict=True)) if o is not None]
+            places = enumerate(zip(batch.cells, owners, strict=True))
+            slots = [(j, owner, attribute(c.name), c.type) for j, (c, owner) in places if owner is not None]
             given = [(j, c.type) for j, c in enumerate(batch.cells) if c.role == "input"]
             guards = np.zeros((len(batch.values), len(event.guards)), np.int64)
             after = batch.values.copy()
@@ -187,9 +98,12 @@ class PythonRows:
                     setattr(owner, attr, decode(values[j], kind))
                 inputs = [decode(values[j], t) for j, t in given]
                 guards[row] = [bool(v) for v in conjuncts(pool, *entities.values(), *inputs)]
-                index = machine.events[event.id].call(pool, *entities.values(), *inputs)
-                for false in {index, _first_false(guards[row])} if index != _first_false(guards[row]) else ():
-                    guards[row, false] = 1 - guards[row, false]
+                refused, expected = (
+                    machine.events[event.id].call(pool, *entities.values(), *inputs),
+                    _first_false(guards[row]),
+                )
+                for wrong in (refused, expected) if refused != expected else ():
+                    guards[row, wrong] = 1 - guards[row, wrong] if wrong >= 0 else guards[row, wrong]
                 after[row, [j for j, *_ in slots]] = [code(getattr(o, a), t) for _, o, a, t in slots]
             yield Outcome(guards, after)
 
@@ -212,19 +126,21 @@ class Z3Rows:
             event = self.tables.event(batch.event.id)
             task = Task(self.tables, event, self.base)
             guards = [self.base.words.pre(g.expr, task.acting) for g in event.guards]
-            written = [j for j, c in enumerate(batch.cells) if c.role not in ("const", "input") and (owner_name(c, task.acting), c.name) in task.after]
+            owned = [(j, c, owner_name(c, task.acting)) for j, c in enumerate(batch.cells)]
+            written = [j for j, c, owner in owned if (owner, c.name) in task.after]
             terms = [*guards, *(task.post(batch.cells[j], task.acting, False) for j in written)]
             row = z3.Function("row", *(t.sort() for t in terms), z3.BoolSort())(*terms)
             read = mentions(event)
-            symbols = [(j, c, self.base.words.cell(owner_name(c, task.acting), c)) for j, c in enumerate(batch.cells) if c in read]
-            numbers = {(c.type, v): literal(decode(v, c.type), c.type) for j, c, _ in symbols for v in set(batch.values[:, j].tolist())}
+            symbols = [(j, c.type, self.base.words.cell(owner, c)) for j, c, owner in owned if c in read]
+            seen = {(kind, v) for j, kind, _ in symbols for v in batch.values[:, j].tolist()}
+            numbers = {(kind, v): literal(decode(v, kind), kind) for kind, v in seen}
             found = np.zeros((len(batch.values), len(terms)), np.int64)
             for i, values in enumerate(batch.values.tolist()):
-                pairs = [(symbol, numbers[c.type, values[j]]) for j, c, symbol in symbols]
+                pairs = [(symbol, numbers[kind, values[j]]) for j, kind, symbol in symbols]
                 found[i] = [_number(child) for child in z3.simplify(z3.substitute(row, *pairs)).children()]
             verdicts, after = found[:, : len(guards)], batch.values.copy()
             fires = np.flatnonzero(verdicts.all(axis=1))
-            after[np.ix_(fires, written)] = found[fires, len(guards) :]
+            after[np.ix_(fires, np.array(written, np.int64))] = found[fires, len(guards) :]
             yield Outcome(verdicts, after)
 
 
@@ -292,33 +208,27 @@ class PromelaRows:
 
     @staticmethod
     def driver(events: Sequence[tuple[Event, tuple[Ref, ...]]], width: int, most: int) -> str:
-        """A model that takes one step per sample of the file ``samples`` and writes ``results``; ``line`` keeps states apart."""
+        """A model that takes one step per sample of the file ``samples`` and writes ``results``."""
         saved = max(len(event.effects) for event, _ in events)
-        read = f"more = fread(&now.which, 4, 1, source) == 1 && fread(now.cell, 4, {width}, source) == {width}; now.line++;"
-        write = f"fwrite(now.holds, 4, {most}, target); fwrite(now.cell, 4, {width}, target);"
-        lines = [f"int line, which, more, cell[{width}], holds[{most}];", *(f"hidden int saved{i};" for i in range(saved))]
-        lines += ["c_decl { FILE *source, *target; }", "active proctype driver() {"]
-        lines += [f'  c_code {{ source = fopen("samples", "rb"); target = fopen("results", "wb"); now.{read} }};', "  do"]
+        # The line number keeps the states of two equal samples apart: Spin would not go on from a state that it knows.
+        read = f"now.more = fread(&now.which, 4, 1, in) == 1 && fread(now.cell, 4, {width}, in) == {width}; now.line++;"
+        write = f"fwrite(now.holds, 4, {most}, out); fwrite(now.cell, 4, {width}, out);"
+        opened = 'in = fopen("samples", "rb"); out = fopen("results", "wb");'
+        lines = ["c_decl { FILE *in, *out; }", f"int line, which, more, cell[{width}], holds[{most}];"]
+        lines += [f"hidden int saved{i};" for i in range(saved)]
+        lines += ["active proctype driver() {", f"  c_code {{ {opened} {read} }};", "  do"]
         for number, (event, at) in enumerate(events):
-            place = {ref: f"cell[{j}]" for j, ref in enumerate(at)}
-            verdicts = "".join(f"holds[{k}] = {promela(g.expr, place.__getitem__)}; " for k, g in enumerate(event.guards))
-            then = "; ".join([*assignments(event.effects, place.__getitem__), "skip"])
-            step = f"if :: {condition(event.guards, place.__getitem__)} -> {then} :: else fi"
-            lines.append(f"  :: d_step {{ more && which == {number} -> {verdicts}{step}; c_code {{ {write} now.{read} }} }}")
-        return "\n".join([*lines, "  :: !more -> break", "  od;", "  c_code { fclose(target); }", "}", ""])
-
-
-# ---- the comparison ------------------------------------------------------------------------------------------------------
+            name = {ref: f"cell[{j}]" for j, ref in enumerate(at)}.__getitem__
+            holds = "".join(f"holds[{k}] = {promela(g.expr, name)}; " for k, g in enumerate(event.guards))
+            then = "; ".join([*assignments(event.effects, name), "skip"])
+            step = f"{holds}if :: {condition(event.guards, name)} -> {then} :: else fi"
+            lines.append(f"  :: d_step {{ more && which == {number} -> {step}; c_code {{ {write} {read} }} }}")
+        return "\n".join([*lines, "  :: !more -> break", "  od;", "  c_code { fclose(out); }", "}", ""])
 
 
 def agree(tables: Tables, count: int, seed: int, evaluators: Sequence[Evaluator]) -> Agreement:
-    """At least ``count`` samples, equally many of every event, compared between the first evaluator and each other one."""
-    rng, batches = np.random.default_rng(seed), []
-    each = -(-count // len(tables.events))
-    layouts = [(event, cells(tables, event)) for event in tables.events]
-    for begin in range(0, each, PER_ROUND):
-        fixed = {name: int(rng.integers(0, 7)) for name in tables.constants}
-        batches += [sample(e, at, fixed, min(PER_ROUND, each - begin), rng) for e, at in layouts]
+    """Compares the first evaluator with each other one, over at least ``count`` samples."""
+    batches = list(samples(tables, count, seed))
     result = Agreement(sum(len(b.values) for b in batches))
     first, *others = evaluators
     reference = list(first.evaluate(batches))
@@ -340,5 +250,7 @@ def _compare(batch: Batch, first: tuple[str, Outcome], second: tuple[str, Outcom
     mine, theirs = (np.hstack([o.guards, o.after]) for _, o in (first, second))
     for row in np.flatnonzero((mine != theirs).any(axis=1)):
         column = int(np.argmax(mine[row] != theirs[row]))
-        values = tuple((f"{c.role}.{c.name}", decode(int(v), c.type)) for c, v in zip(batch.cells, batch.values[row], strict=True))
-        yield Disagreement(batch.event.id, names[column], (first[0], int(mine[row, column])), (second[0], int(theirs[row, column])), values)
+        pairs = zip(batch.cells, batch.values[row].tolist(), strict=True)
+        values = tuple((f"{c.role}.{c.name}", decode(v, c.type)) for c, v in pairs)
+        sides = [(name, int(found[row, column])) for name, found in ((first[0], mine), (second[0], theirs))]
+        yield Disagreement(batch.event.id, names[column], sides[0], sides[1], values)

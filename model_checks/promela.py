@@ -23,7 +23,8 @@ from hybridkv_ref.tables import Effect, Guard
 Namer = Callable[[Ref], str]
 BROKEN = "broken_invariant"
 
-_SYMBOL = {"and": "&&", "or": "||", "==": "==", "!=": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">=", "+": "+", "-": "-"}
+_INFIX = ("==", "!=", "<", "<=", ">", ">=", "+", "-")
+_SYMBOL = {"and": "&&", "or": "||", **{op: op for op in _INFIX}}
 
 
 def number(value: int) -> str:
@@ -32,7 +33,7 @@ def number(value: int) -> str:
 
 
 def promela(expr: Expr, name: Namer) -> str:
-    """Promela text of an expression; ``name`` writes the variables.  Truth values are 0 and 1, enum members positions."""
+    """Promela text of an expression; ``name`` writes the variables.  Truth values are 0 and 1, enum members numbers."""
     match expr:
         case Lit(value=value, type=kind):
             return number(code(value, kind))
@@ -63,7 +64,9 @@ def condition(guards: Sequence[Guard], name: Namer) -> str:
 
 def assignments(effects: Sequence[Effect], name: Namer) -> list[str]:
     """The effects as statements in sequence; what an earlier one overwrites and a later one reads is saved first."""
-    saved, stored, overwritten = [], [], set[Ref]()
+    saved: list[str] = []
+    stored: list[str] = []
+    overwritten: set[Ref] = set()
     for effect in effects:
         value = promela(effect.expr, name)
         if refs(effect.expr) & overwritten:
@@ -85,6 +88,11 @@ class Model:
     source: str
     asserted: tuple[str, ...]
     left_out: tuple[str, ...]
+
+    def broken(self, error: str) -> str:
+        """The invariant and entities that an error of Spin is about; empty if it is about none."""
+        found = re.search(rf"{BROKEN}\s*!=\s*(\d+)", error)
+        return self.asserted[int(found[1])] if found else ""
 
 
 class _Writer:
@@ -165,11 +173,14 @@ class _Writer:
         """The options of the loop that stand for events."""
         for binding in self.space.bindings:
             for inputs in binding.choices.tolist() if binding.active else ():
-                note = " ".join([binding.label, *(f"{n}={v}" for n, v in zip(binding.event.inputs, inputs, strict=True))])
+                given = zip(binding.event.inputs, inputs, strict=True)
+                note = " ".join([binding.label, *(f"{n}={v}" for n, v in given)])
                 yield f"/* {note} */\n  :: d_step {{ {self.step(binding, inputs)} }}"
 
     def model(self) -> Model:
-        asserted, left_out, checks = [], [], []
+        asserted: list[str] = []
+        left_out: list[str] = []
+        checks: list[str] = []
         for item in self.space.tables.forms("invariant"):
             bound = list(tuples(self.graph, item))
             if bound and not self.space.reduction.keeps(item.expr):
@@ -191,8 +202,8 @@ class _Writer:
 def model(graph: Graph) -> Model:
     """The model of the instance that a search went through.
 
-    The search must have come to its end: from it the model takes the reductions, and nothing else.  ValueError if it did not,
-    or if the instance ends at a depth, which a model cannot say.
+    The search must have come to its end: from it the model takes the reductions, and nothing else.  ValueError if it
+    did not, or if the instance ends at a depth, which a model cannot say.
     """
     if graph.truncated or graph.instance.depth:
         raise ValueError(f"{graph.instance.name}: no model of a search that was cut short")
@@ -202,8 +213,8 @@ def model(graph: Graph) -> Model:
 def size(graph: Graph) -> tuple[int, int]:
     """The states and transitions that Spin should report for the model: those of the search proper and its first step.
 
-    A state of the script that is reached again counts again, since the script is over.  Spin expands it and ``explore`` does
-    not, so that an instance which goes back beyond its script has more transitions in Spin, and may have more states.
+    A state of the script that is reached again counts again, since the script is over.  Spin expands it and ``explore``
+    does not: an instance which goes back beyond its script has more transitions in Spin, and may have more states.
     """
     proper = graph.src >= graph.opened
     again = len(np.unique(graph.dst[proper & (graph.dst < graph.opened)]))

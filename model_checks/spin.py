@@ -1,7 +1,8 @@
 """Runs Spin on a Promela model and reads what it reports; Spin and a C compiler are looked for, never installed.
 
 Every state is stored whole and no transition is left out (no partial-order reduction, no hashing tricks), so that the
-number of stored states is exact.  Spin's own reductions of the model (dead variables, variables that are only written) are off.
+number of stored states is exact.  Spin's own reductions of a model (dead variables, variables that are only written)
+are switched off for the same reason.
 """
 
 import re
@@ -59,15 +60,16 @@ def build(source: str, folder: Path, options: Sequence[str] = (), optimise: str 
     return folder / "pan", between - begun, time.perf_counter() - between
 
 
-def check(source: str, memory_mb: int = 4096, depth: int = 1_000_000, table_bits: int = 20) -> SpinRun:
+def check(
+    source: str, memory_mb: int = 4096, depth: int = 1_000_000, table_bits: int = 20, optimise: str = "-O2"
+) -> SpinRun:
     """Searches a model to its end, or to the first error.
 
-    ``memory_mb`` bounds the search, ``depth`` its stack, ``table_bits`` is the size of its hash table.  SpinError where any of
-    them was too small: a search that was cut short gives no count.
+    ``memory_mb`` bounds the search and ``depth`` its stack, ``2**table_bits`` is the size of its hash table, ``optimise``
+    is for the compiler.  SpinError where a bound was too small: a search that was cut short gives no count.
     """
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        pan, generate, compiled = build(source, folder, [f"-DMEMLIM={memory_mb}"])
+        pan, generate, compiled = build(source, Path(name), [f"-DMEMLIM={memory_mb}"], optimise)
         begun = time.perf_counter()
         text = run_verifier(pan, "-E", f"-m{depth}", f"-w{table_bits}")
         seconds = time.perf_counter() - begun

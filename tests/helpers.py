@@ -124,12 +124,11 @@ def table_properties(tables: Tables) -> list[tuple[str, Expr]]:
     return [(p.id, p.expr) for p in tables.properties]
 
 
-def prove_claims(tables: Tables, name: str) -> TaskResult:
-    """The obligations of one liveness claim, for every choice of kinds."""
-    base, out = Assumptions(tables), TaskResult()
-    for claim in tables.responses:
-        if claim.id.partition("<")[0] == name:
-            out.obligations += Claim(tables, claim, base).run().obligations
+def prove_claims(tables: Tables, name: str, base: Assumptions | None = None, kinds: int = 99) -> TaskResult:
+    """The obligations of one liveness claim, for its first ``kinds`` choices of kinds; ``base`` as for ``prove``."""
+    base, out = base or Assumptions(tables), TaskResult()
+    for claim in [c for c in tables.responses if c.id.partition("<")[0] == name][:kinds]:
+        out.obligations += Claim(tables, claim, base).run().obligations
     return out
 
 
