@@ -16,7 +16,7 @@ import msgspec
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.expr import BOOL, INT, TRUE, Expr, Lit, Op, Scope, Type, parse, refs, render
 from hybridkv_ref.names import Declared, declare
-from hybridkv_ref.needs import resume_guards
+from hybridkv_ref.needs import held_everywhere, resume_guards
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.rows import STAGE_ROLE, RowBuilder, RowSource, pairs
 from hybridkv_ref.spec_files import (
@@ -245,7 +245,7 @@ class _Builder:
                 for dst in self.declared.kinds_with(item.dst_has) if item.dst_has else ("",):
                     if not item.same_kind or src == dst:
                         yield {r: k for r, k in (("src", src), ("dst", dst)) if k}
-        elif scope in ("segment", "lease") or has:
+        elif scope in ("segment", "lease") or has or (own and scope == "request"):
             needed = has or ("cacheable" if scope == "lease" else "")
             for kind in (own,) if own else self.declared.kinds_with(needed):
                 yield {"self": kind}
@@ -271,7 +271,8 @@ class _Builder:
         expr = parse(item.holds, names, f"{where}.holds")
         text = item.holds
         if isinstance(item, InvariantSpec) and item.resume:
-            need = Op("and", tuple(g.expr for g in self.rows.resume[kinds["self"]]), BOOL)
+            held = held_everywhere(self.spec.recovery, self.declared, kinds["self"])
+            need = Op("and", (*(g.expr for g in self.rows.resume[kinds["self"]]), held), BOOL)
             expr, text = Op("implies", (expr, need), BOOL), f"implies({text}, {render(need)})"
         role = item.role if isinstance(item, InvariantSpec) else "goal"
         on = item.on if isinstance(item, StepSpec) else ""

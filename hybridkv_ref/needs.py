@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from hybridkv_ref.errors import InputError
-from hybridkv_ref.expr import BOOL, INT, Expr, Op, Ref, Scope, parse, render, rewrite
+from hybridkv_ref.expr import BOOL, INT, Expr, Lit, Op, Ref, Scope, parse, render, rewrite
 from hybridkv_ref.names import Declared
 from hybridkv_ref.spec_files import Record
 from hybridkv_ref.tables import Guard
@@ -95,6 +95,16 @@ def prover_form(spec: RecoverySpec, need: Need, declared: Declared) -> tuple[Exp
     return rewrite(need.lo, turn), rewrite(need.hi, turn)
 
 
+def held_everywhere(raw: Mapping[str, object], declared: Declared, kind: str) -> Expr:
+    """What the conjuncts are for: some lease holds the token PROBE, if it is one of the needed positions."""
+    spec, needs = read_needs(raw)
+    lo, hi = prover_form(spec, needs[kind], declared)
+    names = declared.scope("request", {"self": kind}).names
+    probe = names["PROBE"]
+    needed = Op("and", (names["req.uses"], Op("<=", (lo, probe), BOOL), Op("<", (probe, hi), BOOL)), BOOL)
+    return Op("implies", (needed, Op(">", (names["req.at_probe"], Lit(0, INT)), BOOL)), BOOL)
+
+
 def resume_guards(raw: Mapping[str, object], declared: Declared) -> dict[str, tuple[Guard, ...]]:
     """Per kind, the conjuncts that the joint row (L3) demands of a request that uses it."""
     spec, needs = read_needs(raw)
@@ -106,7 +116,11 @@ def resume_guards(raw: Mapping[str, object], declared: Declared) -> dict[str, tu
         names = declared.scope("request", {"self": kind}).names
         cover_lo, cover = names["req.cov_lo"], names["req.cov"]
         idle = Op("or", (Op("not", (names["req.uses"],), BOOL), Op(">=", (lo, hi), BOOL)), BOOL)
-        parts = [Op("<=", (cover_lo, lo), BOOL), Op("==" if needs[kind].exact else ">=", (cover, hi), BOOL)]
+        parts = [
+            Op(">", (names["req.hits"], Lit(0, INT)), BOOL),
+            Op("<=", (cover_lo, lo), BOOL),
+            Op("==" if needs[kind].exact else ">=", (cover, hi), BOOL),
+        ]
         place = f"{FILE}: need.{kind}"
         exprs = [Op("or", (*idle.args, part), BOOL) for part in parts]
         guards[kind] = tuple(Guard(render(e), e, f"{place}[{i}]") for i, e in enumerate(exprs))

@@ -54,7 +54,7 @@ class Cache:
         return lease
 
     def fire(self, g: GroupRows, row: str, *entities: Any, **inputs: int) -> None:
-        """Fires a row that has to fire, its inputs in the tables' order; raises Refused, with the values, if it does not."""
+        """Fires a row that has to, its inputs in the tables' order; raises Refused, with the values, if it does not."""
         self.machines.fired += 1
         if g.rows[row](self.pool, *entities, *inputs.values()) >= 0:
             g.lane.world.fire(g.events[row].id, *entities, **inputs)
@@ -91,8 +91,11 @@ class Cache:
     def make_room(self, reason: str, g: GroupRows) -> bool:
         """Evicts one segment for one of this group: of the kind whose cap was reached, or of any on the device.
 
-        Nothing makes way for what the policy would evict before it.
+        ``reason`` is as in `pressure`; False where nothing is asked for or nothing may go. Nothing makes way for what
+        the policy would evict before it.
         """
+        if not reason:
+            return False
         self.measure()
         own = self.policy.kinds[g.kind].evict
         for rank, queue in self.queues.items():
@@ -124,42 +127,46 @@ class Cache:
         return True
 
     def empty(self) -> None:
-        """Evicts everything that nobody holds; no durable copies are written."""
-        self.spill = None
+        """Frees everything that nobody holds; neither counted as evictions nor written to a store."""
         for queue in self.queues.values():
             for cell in list(queue):
+                g = cell.rows
+                retire, free = g.rows["retire"], g.rows["free"]
                 for place, segment in enumerate(cell.segments):
-                    if segment is not None:
-                        self.evict(cell, place)
+                    if segment is not None and retire(self.pool, segment) < 0 and free(self.pool, segment) < 0:
+                        self.machines.fired += 2
+                        cell.segments[place] = None
+                        g.spare.append(segment)
+                self.queue(cell)
 
     # -- writing -----------------------------------------------------------------------------------------------------
     def write(self, g: GroupRows, holes: Iterable[Hole]) -> None:
         """The running request computes and keeps what fills these places, until no room can be made for one of them."""
-        pool, request, kept = self.pool, g.lane.request, self.kept
+        pool, request, kept, written = self.pool, g.lane.request, self.kept, len(self.kept)
         admit, append, commit = g.rows["admit"], g.rows["append"], g.rows["commit"]
         for cell, place, lo, hi, boundary in holes:
             size = g.size(lo, hi)
             segment = self.take(g.spare, g.make)
             lease = self.lease(segment, request)
-            while (index := admit(pool, segment, lease, request, lo, size, boundary, 0, 0)) >= 0:
-                reason = self.pressed[g.index][index]
-                if not reason:
-                    g.lane.world.fire(
-                        g.events["admit"].id, segment, lease, request, at=lo, size=size, meta=boundary, off=0, until=0
-                    )  # fmt: skip
-                if not self.make_room(reason, g):
-                    g.spare.append(segment)
-                    self.leases.append(lease)
-                    return
+            index = admit(pool, segment, lease, request, lo, size, boundary, 0, 0)
+            while index >= 0 and self.make_room(self.pressed[g.index][index], g):
+                index = admit(pool, segment, lease, request, lo, size, boundary, 0, 0)
+            if index >= 0:
+                if not self.pressed[g.index][index]:
+                    inputs = {"at": lo, "size": size, "meta": boundary, "off": 0, "until": 0}
+                    g.lane.world.fire(g.events["admit"].id, segment, lease, request, **inputs)
+                g.spare.append(segment)
+                self.leases.append(lease)
+                break
             if append(pool, segment, lease, request, lo, hi - lo) >= 0:
                 g.lane.world.fire(g.events["append"].id, segment, lease, request, at=lo, n=hi - lo)
             if commit(pool, segment, lease, request) >= 0:
                 g.lane.world.fire(g.events["commit"].id, segment, lease, request)
-            self.machines.fired += 3
             cell.segments[place] = segment
             kept.append((g, segment, lease))
             if cell.queue is None:
                 self.queue(cell)
+        self.machines.fired += 3 * (len(kept) - written)
 
     def let_go(self) -> None:
         """The request that ends lets go of what it wrote."""

@@ -17,7 +17,7 @@ from hybridkv_ref.expr import refs
 from hybridkv_ref.machine import Entity, Machine, World
 from hybridkv_ref.models import Group, Model
 from hybridkv_ref.need_functions import NeedFunction
-from hybridkv_ref.recovery import PREFILL, from_model
+from hybridkv_ref.recovery import PREFILL
 from hybridkv_ref.recovery import Group as CacheGroup
 from hybridkv_ref.tables import Event, Tables
 
@@ -105,10 +105,17 @@ class Maker:
 class Machines:
     """All lanes of a model, the pool they share, and the count of rows fired."""
 
-    def __init__(self, tables: Tables, model: Model, groups: Sequence[Group], constants: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        model: Model,
+        needs: Sequence[CacheGroup],
+        groups: Sequence[Group],
+        constants: Mapping[str, int],
+    ) -> None:
         self.tables = tables
         self.store = _only_store(tables)
-        needs = {group.name: group for group in from_model(model)}
+        by_name = {need.name: need for need in needs}
         self.lanes: list[Lane] = []
         self.groups: list[GroupRows] = []
         self.fired = 0
@@ -122,7 +129,7 @@ class Machines:
             lane.rows = self.rows(world.machine, "request.")
             self.lanes.append(lane)
             for group in members:
-                self.groups.append(self.group_rows(group, needs[group.name], lane, groups.index(group), model))
+                self.groups.append(self.group_rows(group, by_name[group.name], lane, groups.index(group), model))
         self.groups.sort(key=lambda g: g.index)
         self.pool = pool
         self.world = self.lanes[0].world

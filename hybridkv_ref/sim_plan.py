@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.exact_start import exact_start, layer_stack
 from hybridkv_ref.models import Model
-from hybridkv_ref.recovery import PREFILL, from_model
+from hybridkv_ref.recovery import PREFILL, Group
 from hybridkv_ref.sim_machine import GroupRows
 from hybridkv_ref.sim_tree import Cell, Node
 
@@ -42,20 +42,22 @@ class Plan:
 class Planner:
     """The search for one model and one way to recover; InputError for an unknown way or an unknown order of layers."""
 
-    def __init__(self, model: Model, groups: Sequence[GroupRows], recovery: str, alignment: int) -> None:
+    def __init__(
+        self, model: Model, needs: Sequence[Group], groups: Sequence[GroupRows], recovery: str, alignment: int
+    ) -> None:
         if recovery not in get_args(Recovery):
             raise InputError(f"simulate:recovery: expected one of {', '.join(get_args(Recovery))}, got {recovery!r}")
         self.groups, self.recovery, self.unit = groups, recovery, model.alignment
         self.ranges = [g for g in groups if g.prefill and g.ranged]
         self.snapshots = [g for g in groups if g.prefill and not g.ranged]
         far = _FAR - _FAR % alignment
-        self.back = _bounded(model, far) if recovery == "bounded" else self.exact(model, far)
+        self.back = _bounded(model, needs, far) if recovery == "bounded" else self.exact(model, needs, far)
 
-    def exact(self, model: Model, far: int) -> int | None:
+    def exact(self, model: Model, needs: Sequence[Group], far: int) -> int | None:
         """Tokens that an exact replay computes; None if the order of the layers is not known and not asked for."""
         positional = {g.group.name for g in self.snapshots}
         try:
-            stack = layer_stack(model, from_model(model))
+            stack = layer_stack(model, needs)
         except InputError:
             if self.recovery == "full":
                 return None
@@ -158,8 +160,8 @@ class _Search:
         return segment is not None and segment.start <= lo
 
 
-def _bounded(model: Model, far: int) -> int:
+def _bounded(model: Model, needs: Sequence[Group], far: int) -> int:
     """Tokens that a bounded replay computes: one window, and all rows that a partial entry is made of."""
-    needs = [(g.miss, *g.need(far, far)) for g in from_model(model)]
-    tails = [hi - lo for miss, lo, hi, exact in needs if exact and miss != PREFILL]
+    rows = [(g.miss, *g.need(far, far)) for g in needs]
+    tails = [hi - lo for miss, lo, hi, exact in rows if exact and miss != PREFILL]
     return max((*(g.span or 0 for g in model.groups), *tails), default=0)

@@ -21,14 +21,16 @@ What is simulated:
 * A range of tokens is kept as a whole or not at all; what finds no room is not kept, and the request runs on.
 """
 
+import gc
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
-from hybridkv_ref.compile_py import attribute
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.loader import load_tables
 from hybridkv_ref.models import Model
+from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.policy import Policy, load_policy
 from hybridkv_ref.recovery import PREFILL, entries, from_model
 from hybridkv_ref.request_traces import Request
@@ -37,15 +39,12 @@ from hybridkv_ref.sim_drain import check_drained
 from hybridkv_ref.sim_machine import GroupRows, Machines
 from hybridkv_ref.sim_plan import Plan, Planner
 from hybridkv_ref.sim_report import Report
+from hybridkv_ref.sim_request import HitProtocol
 from hybridkv_ref.sim_store import Store
 from hybridkv_ref.sim_tree import Node, Tree, positions
-from hybridkv_ref.tables import Tables
 
 IO_BANDWIDTH = 25_000_000_000
 """Bytes per second of loads where none is given: about what one PCIe 4.0 x16 link carries (recall)."""
-
-Lease = tuple[GroupRows, Any, Any]
-"""(group, segment, lease)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +66,33 @@ def simulate(
     recovery: str = "full",
     io_bandwidth: float = IO_BANDWIDTH,
     policy: Policy | None = None,
+    spec: Path = SPEC_DIR,
 ) -> Report:
     """Runs ``requests`` (read once, in the order of arrival) and reports what they reused.
 
     ``gpu_memory`` and ``disk`` are bytes; ``alignment`` is tokens, a multiple of the model's own, which is the default;
-    ``recovery`` is full, bounded or zero-exact; ``io_bandwidth`` is bytes per second. InputError for an argument out of
-    range, and what the trace, the tables or the policy raise; Refused if the tables refuse a row that has to fire;
-    NotDrainedError if something is not at rest in the end.
+    ``recovery`` is full, bounded or zero-exact; ``io_bandwidth`` is bytes per second. ``spec`` is the folder of tables,
+    recovery.toml and, unless ``policy`` is given, policy.toml. InputError for an argument out of range, and what the
+    trace or the spec raise; Refused if the tables refuse a row that has to fire; NotDrainedError if something is not at
+    rest in the end.
     """
-    simulation = Simulation(model, gpu_memory, disk, alignment, recovery, io_bandwidth, policy)
-    for request in requests:
-        simulation.arrive(request)
-    return simulation.finish()
+    simulation = Simulation(model, gpu_memory, disk, alignment, recovery, io_bandwidth, policy, spec)
+    with _no_collection():
+        for request in requests:
+            simulation.arrive(request)
+        return simulation.finish()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Pauses the collector of cycles: hundreds of thousands of records live to the end, none dies in a cycle before."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Simulation:
@@ -93,23 +107,23 @@ class Simulation:
         recovery: str = "full",
         io_bandwidth: float = IO_BANDWIDTH,
         policy: Policy | None = None,
-        tables: Tables | None = None,
+        spec: Path = SPEC_DIR,
     ) -> None:
         alignment = model.alignment if alignment is None else alignment
         _check_arguments(model, gpu_memory, disk, alignment, io_bandwidth)
-        tables = tables or load_tables()
-        needs = from_model(model)
-        self.policy = policy or load_policy(device_kinds(tables))
+        tables, needs = load_tables(spec), from_model(model, spec)
+        self.policy = policy or load_policy(device_kinds(spec), spec)
         # Only `full` stores what a replay can make again.
         kept = {g.name for g in needs if recovery == "full" or g.miss == PREFILL}
         reserve = int(gpu_memory * self.policy.reserve) if disk else 0
         caps = {f"{kind}.CAP": max(gpu_memory, disk) for kind in tables.kinds}
         media = {"HOST_CAP": 0, "DISK_CAP": disk, "OBJECT_CAP": 0}
         constants = {"GPU_CAP": gpu_memory, "RESERVE": reserve, "IO_CAP": 1, **media, **caps}
-        self.machines = Machines(tables, model, [g for g in model.groups if g.name in kept], constants)
+        self.machines = Machines(tables, model, needs, [g for g in model.groups if g.name in kept], constants)
         self.tree = Tree(self.machines.groups)
-        self.planner = Planner(model, self.machines.groups, recovery, alignment)
+        self.planner = Planner(model, needs, self.machines.groups, recovery, alignment)
         self.cache = Cache(self.machines, self.tree, self.policy)
+        self.protocol = HitProtocol(self.cache)
         self.store = Store(self.cache, io_bandwidth)
         self.cache.spill = self.store.spill if disk else None
         # What would be evicted last is written first: nothing that comes later displaces it.
@@ -134,7 +148,7 @@ class Simulation:
         self.matched += matched
         self.attempt(_Running(request, keys, cuts, matched), request.arrival_ms, True)
 
-    def attempt(self, running: "_Running", now: float, first: bool) -> None:
+    def attempt(self, running: _Running, now: float, first: bool) -> None:
         """Runs a request, or asks for its loads (once) and for a call when they are over."""
         if self.disk:
             limit = min(running.matched, running.request.input_tokens - 1)
@@ -156,7 +170,7 @@ class Simulation:
         self.run(running)
 
     # -- one request -------------------------------------------------------------------------------------------------
-    def run(self, running: "_Running") -> None:
+    def run(self, running: _Running) -> None:
         """A request from its match to its end."""
         request, keys, cuts = running.request, running.keys, running.cuts
         path = self.tree.walk(keys)
@@ -165,7 +179,7 @@ class Simulation:
         self.saved += plan.s
         for name in plan.limiting:
             self.limiting[name] += 1
-        hits = self.begin(request, path, plan)
+        hits = self.protocol.begin(request.input_tokens, path, plan)
         common = sum(count for _, count in path)
         if common < len(keys):
             parent = path[-1][0] if path else self.tree.root
@@ -175,7 +189,7 @@ class Simulation:
         # A group stops when room is short; the others go on, in the order in which the policy holds on to them.
         for g in self.order:
             self.cache.write(g, self.holes(g, path, plan.frontier))
-        self.end(hits)
+        self.protocol.end(hits)
         self.cache.touch(path)
         self.cache.measure()
 
@@ -194,47 +208,6 @@ class Simulation:
                 self.cache.split(node, count)
         return self.tree.walk(keys) if ends else path
 
-    def begin(self, request: Request, path: list[tuple[Node, int]], plan: Plan) -> list[Lease]:
-        """Matches, validates in four layers and reads what the plan names; gives the leases of the hit."""
-        for g in self.machines.groups:
-            # A request record at rest is a new request: what is rigid while it runs is set now.
-            g.lane.request.length = request.input_tokens
-            setattr(g.lane.request, attribute(f"uses.{g.kind}"), plan.plain or g.prefill)
-        if not plan.top:
-            self.step("start_cold")
-            return []
-        self.at("match", plan.s if plan.frontier == plan.top else plan.top, plan.top)
-        if plan.frontier < plan.top:
-            self.step("shorten")
-            if not plan.frontier:
-                self.step("give_up")
-                return []
-            self.at("retry", plan.s, plan.frontier)
-        hits = [(g, segment, self.cache.lease(segment, g.lane.request)) for g, segment in self.pins(path, plan)]
-        self.leases(hits, "find", "pin")
-        self.step("check")
-        self.leases(hits, "pass_l1", "pass_l2")
-        self.step("join")
-        self.leases(hits, "pass_l4")
-        self.step("validate")
-        self.leases(hits, "read")
-        self.step("start_hit")
-        return hits
-
-    def pins(self, path: list[tuple[Node, int]], plan: Plan) -> Iterator[tuple[GroupRows, Any]]:
-        """The segments that a hit reads, in the order of their positions."""
-        for g in self.machines.groups:
-            if not (plan.plain or g.prefill):
-                continue
-            lo, hi, _ = g.need(plan.s, plan.frontier)
-            for node, _ in path if lo < hi else ():
-                if node.start >= hi:
-                    break
-                if g.ranged and node.cuts[-1] > lo:
-                    yield g, node.cells[g.index].segments[0]
-                elif not g.ranged and node.cuts[-1] >= hi:
-                    yield g, node.cells[g.index].segments[node.cuts.index(hi)]
-
     def holes(self, g: GroupRows, path: list[tuple[Node, int]], frontier: int) -> Iterator[Hole]:
         """Places of one group on a path, from the frontier on, that hold nothing and should."""
         every = self.policy.kinds[g.kind].snapshots == "every"
@@ -252,38 +225,6 @@ class Simulation:
                     lo, boundary = g.extent(cut)
                     if lo < cut:
                         yield cell, place, lo, cut, boundary
-
-    def end(self, hits: list[Lease]) -> None:
-        """A request is done: it lets go of what it wrote and read, and closes."""
-        self.step("finish")
-        self.cache.let_go()
-        self.leases(hits, "release")
-        self.cache.leases += [lease for _, _, lease in hits]
-        self.step("close")
-
-    def step(self, row: str) -> None:
-        """Fires one row of the request in every lane."""
-        for lane in self.machines.lanes:
-            if lane.rows[row](self.machines.pool, lane.request) >= 0:
-                self.machines.refuse(lane, f"request.{row}", lane.request)
-        self.machines.fired += len(self.machines.lanes)
-
-    def at(self, row: str, s: int, frontier: int) -> None:
-        """Fires a row that sets the request's two positions, in every lane."""
-        for lane in self.machines.lanes:
-            bound = frontier - frontier % lane.world.machine.constants["RATIO"]
-            if lane.rows[row](self.machines.pool, lane.request, s, frontier, bound) >= 0:
-                self.machines.refuse(lane, f"request.{row}", lane.request, s=s, f=frontier, bound=bound)
-        self.machines.fired += len(self.machines.lanes)
-
-    def leases(self, hits: list[Lease], *rows: str) -> None:
-        """Fires rows of every lease of a hit, one lease after the other."""
-        pool = self.machines.pool
-        for g, segment, lease in hits:
-            for row in rows:
-                if g.rows[row](pool, segment, lease, g.lane.request) >= 0:
-                    self.machines.refuse(g.lane, g.events[row].id, segment, lease, g.lane.request)
-        self.machines.fired += len(hits) * len(rows)
 
     # -- the end of the run ------------------------------------------------------------------------------------------
     def finish(self) -> Report:
@@ -324,10 +265,10 @@ class Simulation:
         )
 
 
-def device_kinds(tables: Tables) -> dict[str, bool]:
+def device_kinds(spec: Path = SPEC_DIR) -> dict[str, bool]:
     """The kinds with device copies, and whether each resumes at exact positions only: what a policy has to rank."""
-    needs = entries()[1]
-    return {k: needs[k].exact for k, kind in tables.kinds.items() if "device" in kind.capabilities}
+    needs = entries(spec)[1]
+    return {k: needs[k].exact for k, kind in load_tables(spec).kinds.items() if "device" in kind.capabilities}
 
 
 def _check_arguments(model: Model, gpu_memory: int, disk: int, alignment: int, io_bandwidth: float) -> None:

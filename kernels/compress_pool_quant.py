@@ -96,7 +96,10 @@ def torch_version(
         kv = torch.cat((kv[:, :overlap, : page.dim], kv[:, overlap:, page.dim :]), dim=1)
         score = torch.cat((score[:, :overlap, : page.dim], score[:, overlap:, page.dim :]), dim=1)
     score = score.masked_fill((row_slots < 0)[..., None], -torch.inf)
-    entry = (kv * torch.nan_to_num(score.softmax(1))).sum(1)
+    # written out: torch.softmax rounds differently where a thread's share ends, so an entry would depend on the batch
+    share = (score - score.amax(1, keepdim=True).clamp(min=torch.finfo(score.dtype).min)).exp_()
+    total = share.sum(1)
+    entry = (kv * share).sum(1) / torch.where(total == 0, 1.0, total)
     if weight is not None:
         entry = entry * torch.rsqrt(entry.square().mean(-1, keepdim=True) + eps) * weight
     if rotary is not None:

@@ -57,6 +57,11 @@ def expect_arena(operation: str, name: str, arena: Tensor, page: Page) -> None:
         raise InputError(f"{operation}:{name}: base address is not a multiple of {page.layout.base_align}")
 
 
+def operands(q: Tensor, wide: torch.dtype) -> tuple[torch.dtype, ...]:
+    """Dtypes that a query may have: tensor cores take bf16 (an fp32 product spills), torch on the CPU also `wide`."""
+    return (torch.bfloat16,) if q.is_cuda else (wide, torch.bfloat16)
+
+
 def expect_columns(operation: str, name: str, columns: int, block_table: Tensor, page: Page) -> None:
     """Check that a block table reaches all `columns` entries of a static size. InputError names the argument."""
     reach = block_table.shape[1] * page.entries

@@ -25,7 +25,7 @@ def indexer_logits(
 ) -> Tensor:  # fmt: skip
     """Write the scores of T queries to `logits` and return it.
 
-    q            bf16 or fp32 [T, H, dim] (float64 for fp64 layouts), rotated as the keys are
+    q            bf16 [T, H, dim], or on the CPU fp32 (float64 for fp64 layouts); rotated as the keys are
     weights      fp32 [T, H] (float64 likewise), softmax scale included
     rows         int32 [T]: row of `block_table` of each query; -1 is padding and sees nothing
     visible      int32 [T]: the query sees entries [0, visible)
@@ -37,7 +37,7 @@ def indexer_logits(
     """
     name, wide = "indexer_logits", _pages.precision(page)
     t, h, d = q.shape if q.dim() == 3 else (None, None, None)
-    dispatch.expect(name, "q", q, (wide, torch.bfloat16), (t, h, page.dim if d is not None else None))
+    dispatch.expect(name, "q", q, dispatch.operands(q, wide), (t, h, page.dim if d is not None else None))
     dispatch.expect(name, "weights", weights, (wide,), (t, h))
     for role, tensor in (("rows", rows), ("visible", visible)):
         dispatch.expect(name, role, tensor, (torch.int32,), (t,))
@@ -82,7 +82,7 @@ def torch_version(
 def _kernel(
     q: tl.tensor, weights: tl.tensor, rows: tl.tensor, visible: tl.tensor, block_table: tl.tensor, cache: tl.tensor,
     logits: tl.tensor, columns: tl.tensor, table_width: tl.tensor,
-    C: tl.constexpr, HEADS: tl.constexpr, WIDE_HEADS: tl.constexpr, N: tl.constexpr, BF16: tl.constexpr,
+    C: tl.constexpr, HEADS: tl.constexpr, WIDE_HEADS: tl.constexpr, N: tl.constexpr, UPCAST: tl.constexpr,
 ) -> None:  # fmt: skip
     query = tl.program_id(0).to(tl.int64)
     entry = tl.program_id(1) * N + tl.arange(0, N)
@@ -91,15 +91,14 @@ def _kernel(
     ok = entry < tl.minimum(seen, columns)
     block = tl.load(block_table + row * table_width + entry // C.entries, mask=ok, other=-1).to(tl.int64)
     ok = ok & (block >= 0)
-    keys = load_rows(cache, block, (entry % C.entries).to(tl.int64), 0, ok, C, BF16)
+    keys = load_rows(cache, block, (entry % C.entries).to(tl.int64), 0, ok, C, not UPCAST)
     head = tl.arange(0, WIDE_HEADS)
     cols = tl.arange(0, C.width)
     at = q + (query * HEADS + head)[:, None] * C.dim + cols[None, :]
     asked = tl.load(at, mask=(head < HEADS)[:, None] & (cols < C.dim)[None, :], other=0.0)
-    if BF16:
-        scores = tl.dot(asked, tl.trans(keys))
-    else:
-        scores = tl.dot(asked.to(tl.float32), tl.trans(keys), input_precision="ieee")
+    if UPCAST:
+        asked = asked.to(tl.float32)
+    scores = tl.dot(asked, tl.trans(keys), input_precision="ieee")
     weight = tl.load(weights + query * HEADS + head, mask=head < HEADS, other=0.0)
     score = tl.sum(tl.maximum(scores, 0.0) * weight[:, None], axis=0)
     tl.store(logits + query * columns + entry, tl.where(ok, score, float("-inf")), mask=entry < columns)
@@ -113,10 +112,9 @@ def triton_version(
     t, heads, _ = q.shape
     columns = logits.shape[1]
     codec = _pages.codec("indexer_logits", page)
-    narrow = q.dtype is torch.bfloat16 and not INTERPRETED
     _kernel[(t, cdiv(columns, TILE))](
         q, weights, rows, visible, block_table, cache, logits, columns, block_table.shape[1],
-        codec, heads, max(16, power_of_two(heads)), TILE, narrow,
+        codec, heads, max(16, power_of_two(heads)), TILE, INTERPRETED,
     )  # fmt: skip
     return logits
 
@@ -131,6 +129,6 @@ def aot_cases() -> tuple[AotCase, ...]:
         }  # fmt: skip
         arguments = pointers | {"columns": "i32", "table_width": "i32"}
         codec = _pages.codec("indexer_logits", load(layout).page(64))
-        constants = {"C": codec, "HEADS": 64, "WIDE_HEADS": 64, "N": TILE, "BF16": True}
+        constants = {"C": codec, "HEADS": 64, "WIDE_HEADS": 64, "N": TILE, "UPCAST": INTERPRETED}
         cases.append(AotCase(f"indexer_logits[{layout}]", _kernel, arguments, constants, tuple(pointers)))
     return tuple(cases)

@@ -24,6 +24,8 @@ from hybridkv_ref.layouts import Page, load
 load_rows = _pages.load_rows
 TILE = 16
 """Entries that a program holds at a time, and the unit in which splits share them out."""
+MOST_COLUMNS = 512
+"""More columns do not fit shared memory and spill: V3.2's 576 run in torch only."""
 _LOG2_E = tl.constexpr(LOG2_E)
 
 
@@ -33,7 +35,8 @@ def segment_decode(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attend T queries to their entries; write and return (out, lse).
 
-    q            bf16 or fp32 [T, H, D] (float64 for fp64 layouts), D = page.dim, H a multiple of page.heads
+    q            bf16 [T, H, D], or on the CPU fp32 (float64 for fp64 layouts); D = page.dim, on CUDA at most 512; H a
+                 multiple of page.heads
     rows         int32 [T]: row of `block_table` of each query; -1 is padding and sees nothing
     entries      int32 [T, N]: the entries that a query sees, of which the first count[t] are read; -1 is not there.
                  None: it sees the range [first[t], first[t] + count[t]); exactly one of `entries` and `first` is given
@@ -52,7 +55,7 @@ def segment_decode(
     t, h, d = q.shape if q.dim() == 3 else (None, page.heads, None)
     if h % page.heads:
         raise InputError(f"{name}:q: {h} heads are not a multiple of the page's {page.heads}")
-    dispatch.expect(name, "q", q, (wide, torch.bfloat16), (t, h, page.dim if d is not None else None))
+    dispatch.expect(name, "q", q, dispatch.operands(q, wide), (t, h, page.dim if d is not None else None))
     if (entries is None) == (first is None):
         raise InputError(f"{name}:entries: give either a list of entries or the first of a range")
     if entries is not None:
@@ -143,7 +146,7 @@ def _kernel(
     cache: tl.tensor, out: tl.tensor, lse: tl.tensor, scale: tl.tensor, listed: tl.tensor, table_width: tl.tensor,
     K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, LISTED: tl.constexpr, H: tl.constexpr,
     GROUP: tl.constexpr, PARTS: tl.constexpr, HEADS: tl.constexpr, N: tl.constexpr, BASE2: tl.constexpr,
-    EMPTY: tl.constexpr, BF16: tl.constexpr,
+    EMPTY: tl.constexpr, UPCAST: tl.constexpr,
 ) -> None:  # fmt: skip
     query = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1) // PARTS
@@ -153,6 +156,8 @@ def _kernel(
     cols = tl.arange(0, K.width)
     inside = (member < GROUP)[:, None] & (cols < K.dim)[None, :]
     asked = tl.load(q + (query * H + head)[:, None] * K.dim + cols[None, :], mask=inside, other=0.0)
+    if UPCAST:
+        asked = asked.to(tl.float32)
     row = tl.load(rows + query).to(tl.int64)
     n = tl.where(row < 0, 0, tl.load(count + query))
     if LISTED:
@@ -172,12 +177,9 @@ def _kernel(
         block = tl.load(block_table + row * table_width + entry // K.entries, mask=ok, other=-1).to(tl.int64)
         ok = ok & (block >= 0)
         index = (entry % K.entries).to(tl.int64)
-        k = load_rows(cache, block, index, kv_head, ok, K, BF16)
-        v = k if SHARED else load_rows(cache, block, index, kv_head, ok, V, BF16)
-        if BF16:
-            scores = tl.dot(asked, tl.trans(k))
-        else:
-            scores = tl.dot(asked.to(tl.float32), tl.trans(k), input_precision="ieee")
+        k = load_rows(cache, block, index, kv_head, ok, K, not UPCAST)
+        v = k if SHARED else load_rows(cache, block, index, kv_head, ok, V, not UPCAST)
+        scores = tl.dot(asked, tl.trans(k), input_precision="ieee")
         scores = tl.where(ok[None, :], scores * (scale * _LOG2_E), float("-inf"))
         higher = tl.maximum(top, tl.max(scores, axis=1))
         finite = tl.where(higher == float("-inf"), 0.0, higher)
@@ -185,10 +187,7 @@ def _kernel(
         kept = tl.exp2(top - finite)
         total = total * kept + tl.sum(weight, axis=1)
         result = result * kept[:, None]
-        if BF16:
-            result = tl.dot(weight.to(tl.bfloat16), v, result)
-        else:
-            result = tl.dot(weight, v, result, input_precision="ieee")
+        result = tl.dot(weight if UPCAST else weight.to(tl.bfloat16), v, result, input_precision="ieee")
         top = higher
 
     some = total > 0.0
@@ -208,8 +207,7 @@ def triton_version(
     """`segment_decode` in Triton: one program per query, split, and block of heads of one page head."""
     t, h, _ = q.shape
     major = 9 if INTERPRETED else torch.cuda.get_device_capability(q.device)[0]
-    narrow = q.dtype is torch.bfloat16 and not INTERPRETED
-    constants = _constants(page, h, narrow, convention, entries is not None, major)
+    constants = _constants(page, h, convention, entries is not None, major)
     grid = (t, page.heads * constants["PARTS"], len(out))
     _kernel[grid](
         q, rows, count if entries is None else entries, count if first is None else first, count, block_table, cache,
@@ -223,15 +221,17 @@ def _warps(major: int) -> int:
     return 8 if major >= 9 else 4
 
 
-def _constants(page: Page, heads: int, bf16: bool, convention: Lse, listed: bool, major: int) -> dict[str, Any]:
+def _constants(page: Page, heads: int, convention: Lse, listed: bool, major: int) -> dict[str, Any]:
     """Compile-time constants. From sm_90 on the tensor cores want 64 rows at once; on sm_80 so many heads spill."""
     key, value = vectors(page)
+    if page.dim > MOST_COLUMNS:
+        raise InputError(f"segment_decode:page: {page.dim} columns, the Triton kernel holds {MOST_COLUMNS} at most")
     group = heads // page.heads
     block = min(64 if major >= 9 else 16, max(16, power_of_two(group)))
     return {
         "K": _pages.codec("segment_decode", page, key), "V": _pages.codec("segment_decode", page, value),
         "SHARED": key == value, "LISTED": listed, "H": heads, "GROUP": group, "PARTS": cdiv(group, block),
-        "HEADS": block, "N": TILE, "BASE2": convention.base2, "EMPTY": convention.empty, "BF16": bf16,
+        "HEADS": block, "N": TILE, "BASE2": convention.base2, "EMPTY": convention.empty, "UPCAST": INTERPRETED,
     }  # fmt: skip
 
 
@@ -254,7 +254,7 @@ def aot_case(kind: str, page: Page, heads: int, listed: bool, major: int, tile: 
         "q": "*bf16", "cache": "*u8", "out": "*fp32", "lse": "*fp32",
     }  # fmt: skip
     arguments = pointers | {"scale": "fp32", "listed": "i32", "table_width": "i32"}
-    constants = _constants(page, heads, True, Lse.FLASHMLA, listed, major) | {"N": tile}
+    constants = _constants(page, heads, Lse.FLASHMLA, listed, major) | {"N": tile}
     return AotCase(
         f"segment_decode[{kind}]", _kernel, arguments, constants, tuple(pointers), _warps(major),
         architectures=(80,) if major == 8 else (90, 100),

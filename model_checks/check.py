@@ -103,9 +103,14 @@ def run_task(directory: str, name: str) -> TaskResult:
         from hybridkv_ref.model_checks.recovery_equality import prove_equality
 
         return TaskResult(obligations=prove_equality(spec))
-    from hybridkv_ref.model_checks.searches import run_search
+    if rest == "threads":
+        from hybridkv_ref.model_checks.interleave import run as run_threads
 
-    return run_search(rest, tables, base, Path(directory))
+        return TaskResult(searches=[r.search() for r in run_threads(tables, Path(directory))])
+    from hybridkv_ref.model_checks.finite import search_instances
+    from hybridkv_ref.model_checks.mutation import implied
+
+    return search_instances(tables, Path(directory), lambda event, index: implied(tables, base, event, index))
 
 
 def _run_chunk(directory: str, names: list[str]) -> list[tuple[str, TaskResult]]:

@@ -1,8 +1,9 @@
 """Exhaustive exploration of a finite instance: breadth first, level by level, on whole columns of states.
 
-Every transition of a level is computed as a difference to the fingerprints of its source, so a state is written out only
-when it is new.  Fingerprints are two independent 64-bit sums; a clash of the first is seen by the second and ends the
-search.  A search that meets its limit gives no verdict: ``Graph.truncated`` is set and nothing else may be asked of it.
+Every transition of a level is computed as a difference to the fingerprints of its source, so a state is written out
+only when it is new.  Fingerprints are two independent 64-bit sums; a clash of the first is seen by the second and
+ends the search.  A search that meets its limit gives no verdict: ``Graph.truncated`` is set and nothing else may be
+asked of it.
 """
 
 from collections.abc import Callable
@@ -10,11 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hybridkv_ref.errors import InputError
-from hybridkv_ref.expr import refs
-from hybridkv_ref.model_checks.canonical import allowed_stages
 from hybridkv_ref.model_checks.instances import Instance, Step
 from hybridkv_ref.model_checks.space import Binding, Columns, Compiled, Ints, Space, Writes
 from hybridkv_ref.model_checks.vector import code, decode
@@ -22,6 +20,10 @@ from hybridkv_ref.tables import CLASS_OF, Tables
 
 LIMIT = 200_000
 SEED = 20_250_901
+
+
+class ScriptRefusedError(InputError):
+    """A step of an instance's script is illegal (or changes nothing) under these tables."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,11 @@ class TraceStep:
 
 
 class Graph:
-    """What a search found.  ``columns[position]`` holds that variable in every state (a plain number if it never changes).
+    """What a search found.  ``columns[position]`` is that variable in every state (a plain number if it never changes).
 
-    Edges are parallel arrays: ``src`` and ``dst`` states, ``bound`` index into ``space.bindings``, ``combo`` index into
-    that binding's ``combos``.  ``depth`` counts steps from the first state; states from ``opened`` on, up to ``closed``,
-    have all their edges (a script's own states and those at the last depth do not).
+    Edges are parallel arrays: ``src`` and ``dst`` states, ``bound`` index into ``space.bindings``, ``combo`` index
+    into that binding's ``combos``.  ``depth`` counts steps from the first state.  States from ``opened`` up to
+    ``closed`` have all their edges (a script's own states and those at the last depth do not).
     """
 
     def __init__(self, space: Space) -> None:
@@ -96,7 +98,11 @@ class Graph:
             if before != after:
                 changed[".".join(n for n in self.space.names[position] if n)] = (before, after)
         kinds = binding.event.inputs.items()
-        inputs = {n: decode(int(v), t) for (n, t), v in zip(kinds, binding.combos[self.combo[edge]], strict=True)} if kinds else {}
+        inputs = (
+            {n: decode(int(v), t) for (n, t), v in zip(kinds, binding.combos[self.combo[edge]], strict=True)}
+            if kinds
+            else {}
+        )
         return TraceStep(binding.event.id, tuple(e.name for e in binding.entities), inputs, changed)
 
     def trace(self, state: int) -> list[TraceStep]:
@@ -169,7 +175,8 @@ class _Search:
 
         self.level(state, state + 1, number + 1, only)
         if self.count == before:
-            raise InputError(f"instance {self.space.instance.name}: script[{number}]: '{step.event}' is refused or changes nothing")
+            name = self.space.instance.name
+            raise ScriptRefusedError(f"instance {name}: script[{number}]: '{step.event}' is refused or changes nothing")
         return self.count - 1
 
     def level(
@@ -235,11 +242,13 @@ class _Search:
         while size < self.count + more:
             size *= 2
         if size != self.store.shape[1]:
-            self.store = np.concatenate([self.store, np.zeros((len(self.store), size - self.store.shape[1]), np.int16)], axis=1)
+            self.store = np.concatenate(
+                [self.store, np.zeros((len(self.store), size - self.store.shape[1]), np.int16)], axis=1
+            )
             self.prints = np.concatenate([self.prints, np.zeros((2, size - self.prints.shape[1]), np.int64)], axis=1)
 
     def fill(self, batch: list[tuple[int, Ints, Ints, Writes]], chosen: Ints, numbers: Ints) -> None:
-        """Writes out new states: their source with the writes of the transition that found them (ascending ``chosen``)."""
+        """Writes out new states: the source with the writes of the transition that found them (``chosen`` ascends)."""
         offset = begin = 0
         for _, src, _, writes in batch:
             end = int(np.searchsorted(chosen, offset + len(src)))
@@ -254,18 +263,24 @@ class _Search:
 
 
 def _misread(graph: Graph) -> frozenset[tuple[str, str]]:
-    """Values that were reset as dead although an enabled row reads them: the assumption of ``canonical`` that failed."""
+    """Values that were reset as dead although an enabled row reads them: where the assumption of ``deadness`` fails."""
     found: set[tuple[str, str]] = set()
-    space = graph.space
+    space, facts = graph.space, graph.space.compiled.facts
+    blank: dict[str, set[str]] = {}
+    for entity in graph.instance.entities:
+        blank[entity.name] = {space.names[p][1] for p, _ in space.resets(entity, set(space.written)).get(0, ())}
     for binding in space.bindings:
         by_role = dict(zip(binding.event.roles, binding.entities, strict=True))
         for role, entity in by_role.items() if binding.active else ():
             stages = space.tables.stages.get(entity.kind or CLASS_OF[role], ())
-            reset = {space.names[p][1] for p, _ in space.resets(entity, set(space.written)).get(0, ())}
-            if not reset or stages[0] not in allowed_stages(binding.event, role, stages):
+            reset = blank[entity.name]
+            if not reset or stages[0] not in facts.stages(binding.event, role, stages):
                 continue
-            reads = [{r.name for r in refs(g.expr) if r.role == role} & reset for g in binding.event.guards]
-            used = set().union(*reads, *({r.name for r in refs(e.expr) if r.role == role} & reset for e in binding.event.effects))
+            event = binding.event
+            reads = [{r.name for r in facts.refs(g.expr) if r.role == role} & reset for g in event.guards]
+            used = set().union(
+                *reads, *({r.name for r in facts.refs(e.expr) if r.role == role} & reset for e in event.effects)
+            )
             if not used:
                 continue
             values = binding.values(graph.columns, None)
@@ -292,4 +307,4 @@ def explore(tables: Tables, instance: Instance, limit: int = LIMIT, compiled: Co
         alive |= misread
 
 
-__all__ = ["Graph", "TraceStep", "explore"]
+__all__ = ["Graph", "ScriptRefusedError", "TraceStep", "explore"]

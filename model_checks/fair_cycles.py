@@ -1,16 +1,18 @@
 """Liveness once more, by search: a fair cycle in which a claim's goal never comes.
 
-A claim (``tables.responses``) fails in a finite instance if some execution stays for ever in states where it is pending
-(``start`` and not ``goal``) although every fair row is either taken again and again or not enabled again and again (weak
-fairness).  Such an execution ends in a strongly connected set of pending states; a single state counts too, since doing
-nothing for ever is an execution: a stutter is a cycle.
+A claim (``tables.responses``) fails in a finite instance if some execution stays for ever in states where it is
+pending (``start`` and not ``goal``) although every fair row is either taken again and again or disabled again and
+again (weak fairness).  Such an execution ends in a strongly connected set of pending states; a single state counts
+too, since doing nothing for ever is an execution: a stutter is a cycle.
 
-Most pending states form one large component, so it is cut first by coarse views (stages of the claim's entities, then
-all their variables): a cycle lies within one component of every view.  What survives is cut exactly, by networkx.
+Most pending states form one large component, so it is cut first by coarse views (stages of the claim's entities, all
+their variables, the stages of all entities): a cycle lies within one component of every view.  What survives is cut
+exactly, by networkx.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import networkx as nx
@@ -21,7 +23,6 @@ from hybridkv_ref.model_checks.explore import Graph, TraceStep
 from hybridkv_ref.model_checks.instances import Entity, fitting
 from hybridkv_ref.model_checks.space import Ints
 from hybridkv_ref.tables import ROLES, Response
-
 
 FACTOR = 1_000_003
 
@@ -91,7 +92,9 @@ class _Pending:
         self.any = bool(waits.any())
         bindings = graph.space.bindings
         without = claim.without
-        self.runs = np.array([b.event.row not in without and not (b.event.intake and "intake" in without) for b in bindings])
+        self.runs = np.array(
+            [b.event.row not in without and not (b.event.intake and "intake" in without) for b in bindings]
+        )
 
     def truth(self, expr: Expr) -> Any:
         """One predicate in every state."""
@@ -120,12 +123,13 @@ class _Pending:
         return self.refine(everything, np.flatnonzero(inner), self.views())
 
     def views(self) -> list[list[int]]:
-        """Coarse views as positions: the stages of the claim's entities, then all of their variables and the globals."""
+        """Coarse views as positions."""
         space = self.graph.space
         own = {e.name for e in self.by_role.values()}
         columns = [p for p in space.written if isinstance(self.graph.columns[p], np.ndarray)]
-        stages = [p for p in columns if space.names[p][0] in own and space.names[p][1] == "stage"]
-        return [stages, [p for p in columns if space.names[p][0] in own | {""}]]
+        stages = [p for p in columns if space.names[p][1] == "stage"]
+        mine = [p for p in columns if space.names[p][0] in own]
+        return [[p for p in stages if p in mine], mine, sorted({*stages, *mine})]
 
     def refine(self, states: Ints, edges: Ints, views: list[list[int]]) -> Lasso | None:
         """Looks for a fair cycle among ``states`` and ``edges`` (indices into this search's own edges)."""
@@ -158,7 +162,7 @@ class _Pending:
         return None
 
     def starved(self, states: Ints, edges: Ints) -> bool:
-        """Whether some fair row is enabled in all of these states and no edge among them takes it: no fair cycle here."""
+        """Whether some fair row is enabled in all these states and no edge among them takes it: no fair cycle here."""
         taken = set(np.unique(self.bound[edges]).tolist())
         return any(n not in taken and bool(on[states].all()) for n, on in self.enabled.items())
 
@@ -166,7 +170,9 @@ class _Pending:
         """The same on the states themselves: every strongly connected component, single states included."""
         precise: Any = nx.MultiDiGraph()
         precise.add_nodes_from(states.tolist())
-        precise.add_edges_from(zip(self.sources[edges].tolist(), self.targets[edges].tolist(), edges.tolist(), strict=True))
+        precise.add_edges_from(
+            zip(self.sources[edges].tolist(), self.targets[edges].tolist(), edges.tolist(), strict=True)
+        )
         for members in nx.strongly_connected_components(precise):
             chosen = np.array(sorted(members))
             label = np.zeros(self.graph.states, bool)
@@ -198,7 +204,7 @@ class _Pending:
     def walk(component: Any, source: int, target: int, cycle: list[int]) -> int:
         """Appends a shortest way within the component; gives its end."""
         path = nx.shortest_path(component, source, target)
-        for one, two in zip(path, path[1:], strict=False):
+        for one, two in pairwise(path):
             cycle.append(next(iter(component[one][two])))
         return target
 
@@ -207,8 +213,8 @@ class _Pending:
 class Stuck:
     """``judged``: (kind or class, stage) pairs that were looked at.
 
-    ``traps``: (entity, stage, trace) from which the entity's first stage cannot be reached; ``dead``: traces to states in
-    which no row is enabled although some entity is not in its first stage.
+    ``traps``: (entity, stage, trace) from which the entity's first stage cannot be reached; ``dead``: traces to states
+    in which no row is enabled although some entity is not in its first stage.
     """
 
     judged: frozenset[tuple[str, str]]
@@ -217,8 +223,10 @@ class Stuck:
 
 
 def stuck(graph: Graph) -> Stuck:
-    """Trap stages and dead states.  Judged only where no row is off but those that bring new work: no way out is missing."""
-    missing = [b for b in graph.space.bindings if not b.active and not b.event.intake and b.event.actor != "environment"]
+    """Trap stages and dead states, judged only where no row is off but those that bring new work: no way out lacks."""
+    missing = [
+        b for b in graph.space.bindings if not b.active and not b.event.intake and b.event.actor != "environment"
+    ]
     if missing or not is_closed(graph):
         return Stuck(frozenset(), (), ())
     traps: list[tuple[str, str, tuple[TraceStep, ...]]] = []

@@ -1,8 +1,9 @@
 """The finite instances: which entities, constants and input values a search runs over (data: ``spec/instances.toml``).
 
-An instance is written once and may be stated for every kind with a capability (``has``; ``*`` stands for the kind), as the
-tables' own properties are, so a new kind is explored without a line here.  A search may start after a *script* of steps,
-leave rows out (``off``, or no values for an input) or end at a depth; what was restricted is said wherever its result is shown.
+An instance is written once and may be stated for every kind with a capability (``has``; ``*`` stands for the kind),
+as the tables' own properties are, so a new kind is explored without a line here.  A search may start after a *script*
+of steps, leave rows out (``off``, or no values for an input) or end at a depth; what was restricted is said wherever
+its result is shown.
 """
 
 from collections.abc import Iterator, Mapping
@@ -116,7 +117,9 @@ class Instance:
         yield from fitting(self.entities, event.roles, event.kinds)
 
 
-def fitting(entities: tuple[Entity, ...], roles: tuple[str, ...], kinds: Mapping[str, str]) -> Iterator[tuple[Entity, ...]]:
+def fitting(
+    entities: tuple[Entity, ...], roles: tuple[str, ...], kinds: Mapping[str, str]
+) -> Iterator[tuple[Entity, ...]]:
     """The tuples of distinct entities for these roles and kinds in which every owner is the entity's own."""
 
     def extend(chosen: dict[str, Entity], left: tuple[str, ...]) -> Iterator[tuple[Entity, ...]]:
@@ -161,10 +164,11 @@ class _Reader:
             bound = [e for e in self.tables.events if any(True for _ in fitting(entities, e.roles, e.kinds))]
             inputs = {(e.id, i): self.domain(e, i, t, domains, where) for e in bound for i, t in e.inputs.items()}
             untried = {e.row for e in bound for i in e.inputs if not inputs[e.id, i]}
+            script = enumerate(spec.script)
             yield Instance(
                 f"{name}<{kind}>" if kind else name, spec.doc, entities, constants, inputs,
                 dict(spec.budgets), frozenset(spec.off) | untried,
-                tuple(self.step(s.replace("*", kind), by_name, f"{where}.script[{i}]") for i, s in enumerate(spec.script)),
+                tuple(self.step(s.replace("*", kind), by_name, f"{where}.script[{n}]") for n, s in script),
                 spec.depth, spec.exact,
             )  # fmt: skip
 
@@ -213,7 +217,7 @@ class _Reader:
         return ()
 
     def step(self, text: str, by_name: Mapping[str, Entity], where: str) -> Step:
-        """``event entity name=value ...``, the entity being the one that owns the others (a lease, a copy) or ``a>b``."""
+        """``event entity name=value ...``: the entity is the one that points at the others, or ``a>b``."""
         words = text.split()
         event = next((e for e in self.tables.events if words and e.id == words[0]), None)
         if event is None:

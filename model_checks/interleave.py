@@ -26,6 +26,7 @@ import networkx as nx
 
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.loader import build
+from hybridkv_ref.model_checks import obligations
 from hybridkv_ref.model_checks.thread_programs import (
     BROKEN,
     LABEL,
@@ -256,6 +257,12 @@ class InterleaveResult:
     def ok(self) -> bool:
         """Whether the model holds as expected, or fails in the very way that it names."""
         return self.got == self.expected and self.broken == self.breaks
+
+    def search(self) -> obligations.Search:
+        """The result as a record of a check; must-fail models are named as such."""
+        name = self.name if self.expected == "holds" else f"{self.name} (must fail)"
+        detail = "" if self.ok else f"expected {self.expected} {self.breaks}, got {self.got} {self.broken}: {self.doc}"
+        return obligations.Search(name, "interleaving", self.got, self.ok, "one slot", -1, self.states, detail, self.rules)
 
 
 def run(tables: Tables, spec_dir: Path) -> list[InterleaveResult]:

@@ -6,21 +6,22 @@ left is searched for witnesses that are no longer reached.  The killer is the fi
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 import z3
 
 from hybridkv_ref.errors import InputError
+from hybridkv_ref.expr import Ref
 from hybridkv_ref.loader import build, build_events
-from hybridkv_ref.model_checks.frames import Assumptions, Frame, actors, owner_name, placements
+from hybridkv_ref.model_checks.frames import Assumptions, Binding, Frame, Inst, actors, owner_name, owners, placements
 from hybridkv_ref.model_checks.induction import Refuted, Task
 from hybridkv_ref.model_checks.liveness import Claim
 from hybridkv_ref.model_checks.mutants import NEED, Mutant
 from hybridkv_ref.model_checks.obligations import Obligation
 from hybridkv_ref.model_checks.smt import new_solver
 from hybridkv_ref.spec_files import Spec
-from hybridkv_ref.tables import Event, Tables
+from hybridkv_ref.tables import Event, Tables, Var
 
 Witness = Callable[[Tables, Iterable[str]], str]
 
@@ -129,10 +130,44 @@ def same_row(left: Event, right: Event) -> bool:
 
 
 def implied(tables: Tables, base: Assumptions, event: Event, index: int) -> bool:
-    """Whether a guard conjunct follows from the other ones and the invariants (so it can never be the only false one)."""
+    """Whether a guard conjunct follows from the other ones and the invariants (so it can never be the only false one).
+
+    Where the event's own entities do not show it, the proof looks at one counted entity (a lease of the request, say) for
+    each counter in turn: either the counter is zero, or such an entity exists.
+    """
     acting = actors(event)
-    solver = new_solver()
-    solver.add(*base.constants(), *base.facts(Frame(tables, acting)))
-    solver.add(*(base.words.pre(g.expr, acting) for i, g in enumerate(event.guards) if i != index))
-    solver.add(z3.Not(base.words.pre(event.guards[index].expr, acting)))
-    return bool(solver.check() == z3.unsat)
+    others = [base.words.pre(g.expr, acting) for i, g in enumerate(event.guards) if i != index]
+    wrong = z3.Not(base.words.pre(event.guards[index].expr, acting))
+
+    def impossible(frame: Frame, *extra: z3.BoolRef) -> bool:
+        solver = new_solver()
+        solver.add(*base.constants(), *base.facts(frame), *others, wrong, *extra)
+        return bool(solver.check() == z3.unsat)
+
+    alone = Frame(tables, acting)
+    if impossible(alone):
+        return True
+    for owner, var in owners(alone):
+        if owner is None or var.sum is None or var.sum.cls not in ("lease", "copy"):
+            continue
+        count = base.words.cell(owner.name, Ref("", var.name, var.type))
+        if impossible(alone, count == 0) and all(
+            impossible(Frame(tables, acting, extra), share > 0)
+            for extra, share in counted(tables, base, acting, owner, var)
+        ):
+            return True
+    return False
+
+
+def counted(
+    tables: Tables, base: Assumptions, acting: Binding, owner: Inst, var: Var
+) -> Iterator[tuple[tuple[Inst, ...], z3.ArithRef]]:
+    """Every bystander that may count towards an actor's counter: its entities and its share."""
+    if var.sum is None:
+        return
+    for kind, share in var.sum.terms.items():
+        for bound in placements(tables, acting, var.sum.cls, {"self": kind} if kind else {}):
+            link = bound[var.sum.cls]
+            if link not in acting.values() and link.owner(var.sum.via) == owner:
+                fresh = {e for i in bound.values() for e in (i, *(x for _, x in i.refs))} - set(acting.values())
+                yield tuple(sorted(fresh, key=lambda i: i.name)), base.words.pre(share, bound)

@@ -4,7 +4,8 @@ The prover's language has no division, so an aligned position is a request varia
 recovery.toml) that invariants hold between its neighbours.  Per kind and set of constant parameters, for all 0 <= s
 <= F:
   * ``lo`` and ``hi`` are equal when the variable is the aligned position,
-  * the conjuncts of the joint row hold exactly if the covered range contains [lo, hi), and ends at hi where it must,
+  * the conjuncts of the joint row hold exactly if something is held and the covered range contains [lo, hi), and ends
+    at hi where it must,
   * the aligned position is the only multiple that meets what the invariants say of the variable.
 ``first_difference`` compares the generated Python functions pair by pair, as a second opinion without a solver.
 """
@@ -62,8 +63,12 @@ class _Claims:
         self.spec, self.need, self.declared, self.params = spec, need, declared, params
         self.values = stand_ins(spec, need, declared, params)
         names = declared.scope("request", {"self": need.kind}).names
-        self.cover_lo, self.cover = z3.Ints("cov_lo cov")
-        self.terms: dict[Ref, z3.ExprRef] = {names["req.cov_lo"]: self.cover_lo, names["req.cov"]: self.cover}
+        self.held, self.cover_lo, self.cover = z3.Ints("hits cov_lo cov")
+        self.terms: dict[Ref, z3.ExprRef] = {
+            names["req.hits"]: self.held,
+            names["req.cov_lo"]: self.cover_lo,
+            names["req.cov"]: self.cover,
+        }
         self.uses = names["req.uses"]
         used = refs(Op("+", prover_form(spec, need, declared), INT))
         self.boundaries = [names[target] for target in spec.boundary.values() if names[target] in used]
@@ -88,7 +93,7 @@ class _Claims:
         yield self.solve("lo", lo == proved_lo)
         yield self.solve("hi", hi == proved_hi)
         if guards:
-            inside = [self.cover_lo <= lo, self.cover >= hi, *([self.cover == hi] if run.exact else [])]
+            inside = [self.held > 0, self.cover_lo <= lo, self.cover >= hi, *([self.cover == hi] if run.exact else [])]
             row = z3.And([term(guard.expr, self.look) for guard in guards])
             yield self.solve("joint row", row == z3.Or(lo >= hi, z3.And(inside)))
         for ref in self.boundaries:

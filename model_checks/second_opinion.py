@@ -4,15 +4,17 @@ The proofs hold for any number of entities; this is the same statement in a fini
 another back end, and its counterexamples are real: each comes with a shortest way from the first state.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from hybridkv_ref.expr import Ref
 from hybridkv_ref.model_checks.explore import Graph, TraceStep
 from hybridkv_ref.model_checks.instances import Entity, fitting
 from hybridkv_ref.model_checks.space import Binding, Ints, Writes
+from hybridkv_ref.model_checks.vector import VectorFunction
 from hybridkv_ref.tables import ROLES, Property
 
 
@@ -28,7 +30,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class Opinion:
-    """``checked`` counts (property, entities) pairs; ``left_out`` names the properties that reduced states cannot show."""
+    """``checked`` counts (property, entities) pairs; ``left_out`` names what reduced states cannot show."""
 
     checked: int
     left_out: tuple[str, ...]
@@ -70,59 +72,84 @@ def second_opinion(graph: Graph) -> Opinion:
                 continue
             good = np.broadcast_to(holds(graph, item, by_role), graph.states)
             if not good.all():
-                found.append(_violation(graph, item, by_role, graph.trace(int(np.argmin(good)))))
+                trace = tuple(graph.trace(int(np.argmin(good))))
+                found.append(Violation(item.id, graph.instance.name, _names(item, by_role), trace))
     acting = [p for p in tables.forms("step") if p.on and space.reduction.keeps(p.expr)]
     found += _steps(graph, steps, acting)
     return Opinion(checked + len(acting), tuple(left_out), tuple(found))
 
 
-def _steps(graph: Graph, steps: list[tuple[Property, dict[str, Entity]]], acting: list[Property]) -> Iterator[Violation]:
-    """Step properties: once per state for steps that touch none of their variables, then per binding that writes some."""
+def _steps(
+    graph: Graph, steps: list[tuple[Property, dict[str, Entity]]], acting: list[Property]
+) -> Iterator[Violation]:
+    """Step properties: once per state for steps that touch none of their variables, and per binding that does."""
     space = graph.space
-    placed = []
-    for item, by_role in steps:
-        slots, function = space.compiled.property(item.expr)
-        at = tuple(space.position(r, by_role) for r in slots)
-        placed.append((item, by_role, function, at, tuple(r.new for r in slots)))
-    edges = graph.of_binding()
-    touching = {n: set(space.bindings[n].targets) for n in edges}
-    bad_at_rest = [np.broadcast_to(np.logical_not(f([graph.columns[p] for p in at])), graph.states) for _, _, f, at, _ in placed]
-    failed: set[int] = set()
-    for number, chosen in edges.items():
+    placed = [_place(graph, item, by_role) for item, by_role in steps]
+    rest = [np.broadcast_to(np.logical_not(p.function([graph.columns[q] for q in p.at])), graph.states) for p in placed]
+    restless = [bool(bad.any()) for bad in rest]
+    worst: dict[tuple[str, tuple[str, ...]], tuple[int, _Placed, int]] = {}
+    for number, chosen in graph.of_binding().items():
         binding = space.bindings[number]
         src, combo = graph.src[chosen], graph.combo[chosen]
-        writes = binding.effects(graph.columns, src, combo)
-        for index, (item, by_role, function, at, new) in enumerate(placed):
-            if index in failed:
-                continue
-            if touching[number] & {p for p, n in zip(at, new, strict=True) if n}:
-                bad = np.logical_not(function(_both(graph, src, writes, at, new)))
-            else:
-                bad = bad_at_rest[index][src] if bad_at_rest[index].any() else np.False_
-            if np.any(bad):
-                failed.add(index)
-                yield _on_edge(graph, item, by_role, chosen, bad)
+        writes, targets = binding.effects(graph.columns, src, combo), set(binding.targets)
+        judged = []
+        for spot, bad_at_rest, moves in zip(placed, rest, restless, strict=True):
+            if targets & spot.moving:
+                judged.append((spot, np.logical_not(spot.function(_both(graph, src, writes, spot)))))
+            elif moves:
+                judged.append((spot, bad_at_rest[src]))
         for item in acting:
-            by_role = _acting(binding, item)
-            if by_role is not None:
-                slots, function = space.compiled.property(item.expr)
-                own = [r for r in slots if r.role != "input"]
-                at = tuple(space.position(r, by_role) for r in own)
-                known = dict(zip(own, _both(graph, src, writes, at, tuple(r.new for r in own)), strict=True))
-                for name, column in zip(binding.event.inputs, binding.combos.T, strict=True):
-                    known |= {r: column[combo] for r in slots if r.role == "input" and r.name == name}
-                bad = np.logical_not(function([known[r] for r in slots]))
-                if np.any(bad):
-                    yield _on_edge(graph, item, by_role, chosen, bad)
+            roles = _acting(binding, item)
+            if roles is not None:
+                spot = _place(graph, item, roles)
+                inputs = dict(zip(binding.event.inputs, (c[combo] for c in binding.combos.T), strict=True))
+                judged.append((spot, np.logical_not(spot.function(_both(graph, src, writes, spot, inputs)))))
+        for spot, bad in judged:
+            if np.any(bad):
+                edge = int(chosen[int(np.argmax(np.broadcast_to(bad, len(chosen))))])
+                found = (int(graph.depth[graph.src[edge]]), spot, edge)
+                key = (spot.item.id, spot.names)
+                worst[key] = min(worst.get(key, found), found, key=lambda f: f[0])
+    for _, spot, edge in worst.values():
+        trace = (*graph.trace(int(graph.src[edge])), graph.step(edge))
+        yield Violation(spot.item.id, graph.instance.name, spot.names, trace)
 
 
-def _both(graph: Graph, src: Ints, writes: Writes, at: tuple[int, ...], new: tuple[bool, ...]) -> list[Any]:
-    """The values before (and, where ``new``, after) the transitions from ``src``."""
-    values = []
-    for position, after in zip(at, new, strict=True):
+@dataclass(frozen=True)
+class _Placed:
+    """A step property on some entities: its slots, where they lie (inputs: -1), and the positions read as ``new``."""
+
+    item: Property
+    names: tuple[str, ...]
+    function: VectorFunction
+    slots: tuple[Ref, ...]
+    at: tuple[int, ...]
+    moving: frozenset[int]
+
+
+def _place(graph: Graph, item: Property, by_role: dict[str, Entity]) -> _Placed:
+    slots, function = graph.space.compiled.property(item.expr)
+    at = tuple(-1 if r.role == "input" else graph.space.position(r, by_role) for r in slots)
+    moving = frozenset(p for p, r in zip(at, slots, strict=True) if r.new)
+    return _Placed(item, _names(item, by_role), function, slots, at, moving)
+
+
+def _names(item: Property, by_role: dict[str, Entity]) -> tuple[str, ...]:
+    return tuple(by_role[r].name for r in ROLES[item.scope])
+
+
+def _both(
+    graph: Graph, src: Ints, writes: Writes, spot: _Placed, inputs: Mapping[str, Ints] | None = None
+) -> list[Any]:
+    """The slots' values before (where ``new``, after) the transitions from ``src``."""
+    values: list[Any] = []
+    for ref, position in zip(spot.slots, spot.at, strict=True):
+        if position < 0:
+            values.append((inputs or {})[ref.name])
+            continue
         column = graph.columns[position]
         before = column[src] if isinstance(column, np.ndarray) else column
-        values.append(writes.get(position, before) if after else before)
+        values.append(writes.get(position, before) if ref.new else before)
     return values
 
 
@@ -131,16 +158,6 @@ def _acting(binding: Binding, item: Property) -> dict[str, Entity] | None:
     by_role = dict(zip(binding.event.roles, binding.entities, strict=True))
     fits = item.on in binding.event.tags and set(ROLES[item.scope]) <= by_role.keys()
     return by_role if fits and all(by_role[r].kind == k for r, k in item.kinds.items()) else None
-
-
-def _on_edge(graph: Graph, item: Property, by_role: dict[str, Entity], chosen: Ints, bad: Any) -> Violation:
-    edge = int(chosen[int(np.argmax(np.broadcast_to(bad, len(chosen))))])
-    return _violation(graph, item, by_role, [*graph.trace(int(graph.src[edge])), graph.step(edge)])
-
-
-def _violation(graph: Graph, item: Property, by_role: dict[str, Entity], trace: list[TraceStep]) -> Violation:
-    names = tuple(by_role[r].name for r in ROLES[item.scope] if r in by_role)
-    return Violation(item.id, graph.instance.name, names, tuple(trace))
 
 
 __all__ = ["Opinion", "Violation", "holds", "second_opinion", "tuples"]

@@ -1,6 +1,8 @@
 """Expressions as Z3 terms: the back end that proves.  Enums are small ints with a range, counters and ints are Int."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import z3
 
@@ -8,6 +10,7 @@ from hybridkv_ref.expr import BOOL, Expr, Lit, Member, Op, Ref, Type
 
 Look = Callable[[Ref], z3.ExprRef]
 TIMEOUT_MS = 10_000
+_WRAP: ContextVar[Callable[[z3.Solver], z3.Solver]] = ContextVar("wrap", default=lambda solver: solver)
 
 
 def literal(value: int | str, kind: Type) -> z3.ExprRef:
@@ -84,4 +87,14 @@ def new_solver() -> z3.Solver:
     """A solver with the time limit that every call here has; what passes it is unknown, and unknown is a failure."""
     solver = z3.SolverFor("QF_LIA")
     solver.set("timeout", TIMEOUT_MS)
-    return solver
+    return _WRAP.get()(solver)
+
+
+@contextmanager
+def accompanied(wrap: Callable[[z3.Solver], z3.Solver]) -> Iterator[None]:
+    """Every solver made inside is what ``wrap`` makes of it: how a second solver sees each query."""
+    token = _WRAP.set(wrap)
+    try:
+        yield
+    finally:
+        _WRAP.reset(token)

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hybridkv_ref.expr import Expr, Ref, Type, refs
-from hybridkv_ref.model_checks.canonical import PropertyReads, Reduction, reduction
+from hybridkv_ref.expr import Expr, Ref, Type
+from hybridkv_ref.model_checks.canonical import Reduction, reduction
+from hybridkv_ref.model_checks.deadness import Facts
 from hybridkv_ref.model_checks.instances import Entity, Instance
 from hybridkv_ref.model_checks.vector import VectorFunction, code, vector_function
 from hybridkv_ref.tables import Event, Tables
@@ -25,7 +26,7 @@ Writes = dict[int, Any]
 
 @dataclass(frozen=True)
 class Code:
-    """An event as functions over ``slots``; ``plain`` guards read no input, ``tested`` ones do.  Indices are the guards'."""
+    """An event as functions over ``slots``; indices of guards that read no input are ``plain``, others ``tested``."""
 
     slots: tuple[Ref, ...]
     guards: tuple[VectorFunction, ...]
@@ -41,21 +42,21 @@ class Compiled:
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
         self.done: dict[str, Code] = {}
-        self.stated: dict[Expr, tuple[tuple[Ref, ...], VectorFunction]] = {}
-        self.reads = PropertyReads(tables)
+        self.stated: dict[int, tuple[tuple[Ref, ...], VectorFunction]] = {}
+        self.facts = Facts(tables)
 
     def property(self, expr: Expr) -> tuple[tuple[Ref, ...], VectorFunction]:
         """The slots and the function of a property's expression."""
-        if expr not in self.stated:
-            slots = tuple(sorted(refs(expr), key=lambda r: (r.role, r.name, r.new)))
-            self.stated[expr] = slots, vector_function(expr, slots)
-        return self.stated[expr]
+        if id(expr) not in self.stated:
+            slots = tuple(sorted(self.facts.refs(expr), key=lambda r: (r.role, r.name, r.new)))
+            self.stated[id(expr)] = slots, vector_function(expr, slots)
+        return self.stated[id(expr)]
 
     def code(self, event: Event) -> Code:
         """The functions of one event."""
         if event.id not in self.done:
-            read = [refs(g.expr) for g in event.guards]
-            every = set().union(*read, *(refs(e.expr) for e in event.effects))
+            read = [self.facts.refs(g.expr) for g in event.guards]
+            every = set().union(*read, *(self.facts.refs(e.expr) for e in event.effects))
             slots = tuple(sorted(every, key=lambda r: (r.role, r.name)))
             roles = [{r.role for r in found} for found in read]
             fixed = tuple(i for i, r in enumerate(roles) if "input" in r and r <= {"input", "const"})
@@ -71,7 +72,7 @@ class Compiled:
 
 @dataclass
 class Binding:
-    """An event on a tuple of entities.  ``at`` is the position of each slot (inputs: -1 - index in ``combos``' columns).
+    """An event on a tuple of entities.  ``at`` is the position of each slot (input i: -1 - i).
 
     ``choices`` are all input tuples of the instance, ``combos`` the rows of it that pass the guards on inputs alone.
     """
@@ -95,7 +96,7 @@ class Binding:
         return f"{self.event.id}({', '.join(e.name for e in self.entities)})"
 
     def values(self, columns: Columns, index: Any, combos: Any = None) -> list[Any]:
-        """The slots' values at the states of ``index`` (None: all), inputs taken from ``combos`` (one array per input)."""
+        """The slots' values at the states of ``index`` (None: all), inputs from ``combos`` (one array each)."""
         out = []
         for p in self.at:
             value = (combos[-1 - p] if combos is not None else 0) if p < 0 else columns[p]
@@ -132,7 +133,9 @@ class Binding:
 class Space:
     """Positions, bindings and reductions of one instance."""
 
-    def __init__(self, tables: Tables, instance: Instance, compiled: Compiled, alive: frozenset[tuple[str, str]] = frozenset()) -> None:
+    def __init__(
+        self, tables: Tables, instance: Instance, compiled: Compiled, alive: frozenset[tuple[str, str]] = frozenset()
+    ) -> None:
         self.tables, self.instance, self.compiled = tables, instance, compiled
         self.names: list[tuple[str, str]] = []
         self.types: list[Type] = []
@@ -154,7 +157,11 @@ class Space:
         self.written = sorted({p for b in active for p in b.targets} | {b.budget for b in active if b.budget >= 0})
         rows = {b.event.id: b.event for b in active}.values()
         bounded = frozenset(instance.budgets)
-        self.reduction = Reduction((), frozenset(), {}) if instance.exact else reduction(tables, rows, bounded, compiled.reads)
+        self.reduction = (
+            Reduction((), frozenset(), {}, compiled.facts)
+            if instance.exact
+            else reduction(tables, rows, bounded, compiled.facts)
+        )
         self.alive = alive
         self.reduce()
 
@@ -182,9 +189,13 @@ class Space:
                 by_role = dict(zip(event.roles, entities, strict=True))
                 compiled = self.compiled.code(event)
                 order = {n: i for i, n in enumerate(event.inputs)}
-                at = tuple(-1 - order[r.name] if r.role == "input" else self.position(r, by_role) for r in compiled.slots)
+                at = tuple(
+                    -1 - order[r.name] if r.role == "input" else self.position(r, by_role) for r in compiled.slots
+                )
                 targets = tuple(self.position(e.target, by_role) for e in event.effects)
-                on = not instance.leaves_out(event.row, entities) and (event.actor != environment or event.row in instance.budgets)
+                on = not instance.leaves_out(event.row, entities) and (
+                    event.actor != environment or event.row in instance.budgets
+                )
                 budget = self.index["budget", event.row] if event.row in instance.budgets else -1
                 binding = Binding(event, entities, compiled, at, targets, choices, choices, on, budget)
                 values = binding.values(self.initial, None, list(choices.T))
@@ -215,7 +226,9 @@ class Space:
                     if counter is not None:
                         target = "" if counter == "global" else by_name[owner].owners[counter]
                         names = [n for c, n in group.counters if c == ("global" if not target else by_name[target].cls)]
-                        owned.setdefault(self.index[target, names[0]], []).append((position, self.index[owner, "stage"]))
+                        owned.setdefault(self.index[target, names[0]], []).append(
+                            (position, self.index[owner, "stage"])
+                        )
         owned = {c: memories for c, memories in owned.items() if c in self.written}
         for position, memories in owned.items():
             for memory, _ in memories:

@@ -1,18 +1,17 @@
 """Expressions over whole columns of states: the back end of the finite-state search.
 
 An explored state is one entry of every column, so that a guard is evaluated in thousands of states by a few array
-operations.  The source is generated per expression, never per instance: a function takes the values of its *slots* (the
-variables that it reads, in a fixed order), each an integer array, or a plain int where the value is the same everywhere.
-Truth values are stored as 0 and 1, enum members as their position.
+operations.  The source is generated per expression, never per instance: a function takes the values of its *slots*
+(the variables that it reads, in a fixed order), each an integer array, or a plain int where the value is the same
+everywhere.  Truth values are stored as 0 and 1, enum members as their position.
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from hybridkv_ref.expr import BOOL, Expr, Lit, Member, Op, Ref, Type
+from hybridkv_ref.expr import BOOL, Expr, Lit, Member, Ref, Type
 
 Values = Sequence[Any]
 VectorFunction = Callable[[Values], Any]
@@ -60,7 +59,6 @@ def vector_source(expr: Expr, slots: dict[Ref, int], tables: list[Any]) -> str:
     raise ValueError(f"'{expr.op}' is not part of the tables' language")
 
 
-@lru_cache(maxsize=None)
 def vector_function(expr: Expr, slots: tuple[Ref, ...]) -> VectorFunction:
     """A function of the slots' values; a bool expression gives truth values, an int expression numbers."""
     tables: list[Any] = []

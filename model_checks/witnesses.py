@@ -1,8 +1,8 @@
-"""What the instances reach: every row, every stage, every ``sometimes``, and every guard conjunct as the only false one.
+"""What the instances reach: each row, stage and ``sometimes``, and each guard conjunct as the only false one.
 
-A proof about a row that never fires, or about a guard that something else implies, says nothing.  So each has a witness:
-the instance in which it was seen and the least number of steps.  A conjunct that was never seen alone must be proved
-implied by the others (``implied``, the prover's part).
+A proof about a row that never fires, or about a guard that something else implies, says nothing.  So each has a
+witness: the instance in which it was seen and the least number of steps.  A conjunct that was never seen alone must
+be proved implied by the others (``implied``, the prover's part).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -114,7 +114,11 @@ class Witnesses:
             count: Any = sum((f.astype(np.int8) for f in false.values()), np.zeros(len(index), np.int8))
             # Only states in which at most one conjunct without inputs is false, and that one still unseen, can help.
             open_ones = [g for g in code.plain if g in unseen]
-            useful = (count == 0) & bool(unseen & {*code.fixed, *code.tested}) if binding.event.inputs else np.zeros(len(index), bool)
+            useful = (
+                (count == 0) & bool(unseen & {*code.fixed, *code.tested})
+                if binding.event.inputs
+                else np.zeros(len(index), bool)
+            )
             for guard in open_ones:
                 useful |= (count == 1) & false[guard]
             if not useful.any():
@@ -124,7 +128,10 @@ class Witnesses:
             if binding.event.inputs:
                 values = binding.values(graph.columns, index, [c[:, None] for c in binding.choices.T])
                 shape = (len(binding.choices), len(index))
-                tests = {g: np.broadcast_to(np.logical_not(code.guards[g](values)), shape) for g in (*code.fixed, *code.tested)}
+                tests = {
+                    g: np.broadcast_to(np.logical_not(code.guards[g](values)), shape)
+                    for g in (*code.fixed, *code.tested)
+                }
                 total = total + sum((t.astype(np.int8) for t in tests.values()), np.zeros(shape, np.int8))
             else:
                 tests = {}
@@ -136,16 +143,13 @@ class Witnesses:
                 return
 
 
-def size_differences(graphs: Iterable[Graph], pinned: Mapping[str, PinSpec]) -> list[str]:
-    """One line per instance whose size is not the pinned one: a change to look at, no failed proof."""
-    lines = []
-    for graph in graphs:
-        pin, name = pinned.get(graph.instance.name), graph.instance.name
-        if pin is None:
-            lines.append(f"{name}: {graph.states} states, {graph.edges} edges, not pinned")
-        elif (pin.states, pin.edges) != (graph.states, graph.edges):
-            lines.append(f"{name}: {graph.states} states, {graph.edges} edges, pinned {pin.states} and {pin.edges}")
-    return lines
+def size_difference(graph: Graph, pinned: Mapping[str, PinSpec]) -> str:
+    """Empty if the instance has its pinned size, else the line to pin: a change to look at, no failed proof."""
+    pin, name = pinned.get(graph.instance.name), graph.instance.name
+    if pin is not None and (pin.states, pin.edges) == (graph.states, graph.edges):
+        return ""
+    before = f"pinned {pin.states} and {pin.edges}" if pin is not None else "not pinned"
+    return f'"{name}" = {{ states = {graph.states}, edges = {graph.edges} }}  # {before}'
 
 
-__all__ = ["Conjuncts", "Witness", "Witnesses", "size_differences"]
+__all__ = ["Conjuncts", "Witness", "Witnesses", "size_difference"]

@@ -1,6 +1,7 @@
 """What the operations mean together, against formulas written down independently of the references."""
 
 import math
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,7 +21,7 @@ from hybridkv_ref.kernels.index_build import index_build
 from hybridkv_ref.kernels.indexer_logits import indexer_logits
 from hybridkv_ref.kernels.merge_lse import merge_lse
 from hybridkv_ref.kernels.ring_gather import ring_gather
-from hybridkv_ref.kernels.segment_decode import segment_decode
+from hybridkv_ref.kernels.segment_decode import _constants, segment_decode
 from hybridkv_ref.kernels.tail_append import tail_append
 from hybridkv_ref.kernels.topk_select import topk_select
 
@@ -173,7 +174,67 @@ def test_triton_refuses_fp64() -> None:
         _pages.codec("index_build", fp64_page(2))
 
 
-def test_no_result_depends_on_the_batch() -> None:
+def test_triton_decode_refuses_more_columns_than_it_holds() -> None:
+    page = layouts.load("dsv32_656").page(2)
+    with pytest.raises(InputError, match=r"^segment_decode:page: 576 columns"):
+        _constants(page, 16, Lse.FLASHMLA, listed=False, major=9)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Torch with that many threads: with more, work is cut in other places."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+@pytest.mark.parametrize("dim", [8, 12, 64])
+@pytest.mark.parametrize(("ratio", "overlap"), [(4, 4), (128, 0)])
+def test_no_entry_depends_on_the_batch(precision: str, dim: int, ratio: int, overlap: int) -> None:
+    """Bit for bit: an entry is the same whether it is folded alone or in a chunk of 37."""
+    n, branches = 37, 2 if overlap else 1
+    state_page, page = fp64_page(64, f"state_{precision}", branches * dim), fp64_page(n, precision, dim)
+    dtype = _pages.precision(state_page)
+    state = kernel_cases.arena_of(state_page, -(-n * ratio // 64))
+    every = torch.arange(n * ratio)
+    kv, score = (normal(n * ratio, branches * dim, seed=seed).to(dtype) for seed in (0, 1))
+    tail_append(kv, score, None, every, every, state, state_page)
+    rows = ratio * torch.arange(n)[:, None] + torch.arange(-overlap, ratio)
+    slots = torch.where(rows < 0, -1, rows)
+    angles = normal(n, 1, 4, seed=2).to(dtype)
+    rotary, weight = torch.cat((angles.cos(), angles.sin()), dim=1), normal(dim, seed=3).to(dtype)
+
+    def fold(chunks: list[tuple[int, int]]) -> Tensor:
+        cache = kernel_cases.arena_of(page, 1)
+        for low, high in chunks:
+            at = torch.arange(low, high)
+            compress_pool_quant(state, slots[low:high], at, weight, rotary, at, cache, state_page, page, overlap)
+        return cache
+
+    together = fold([(0, n)])
+    assert torch.equal(together, fold([(0, 1), (1, 3), (3, 10), (10, 11), (11, n)]))
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dim", [8, 12, 64])
+def test_no_merge_depends_on_the_batch(dim: int) -> None:
+    parts, logs, sink = normal(3, 37, 5, dim), normal(3, 37, 5, seed=1), normal(5, seed=2)
+    out, lse = torch.empty(37, 5, dim, dtype=torch.float64), torch.empty(37, 5, dtype=torch.float64)
+    merge_lse(parts, logs, sink, out, lse, Lse.FLASHMLA)
+    for one in range(37):
+        alone = merge_lse(
+            parts[:, one : one + 1].contiguous(), logs[:, one : one + 1].contiguous(), sink,
+            torch.empty(1, 5, dim, dtype=torch.float64), torch.empty(1, 5, dtype=torch.float64), Lse.FLASHMLA,
+        )  # fmt: skip
+        assert torch.equal(alone[0][0], out[one])
+        assert torch.equal(alone[1][0], lse[one])
+
+
+@pytest.mark.usefixtures("threads")
+def test_no_query_depends_on_the_batch() -> None:
     """Bit for bit: a query gives the same output alone and among others."""
     page = layouts.load("fp8_ds_mla_584").page(16)
     cache = kernel_cases.arena_of(page, 3)
