@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.expr import Expr, Lit, Op, Ref, children, refs
 from hybridkv_ref.model_checks.deadness import COMPARISONS, Facts, Place, dead_values
-from hybridkv_ref.tables import CLASS_OF, Event, Tables
+from hybridkv_ref.tables import CLASS_OF, LINKS, Event, Tables
 
 Key = tuple[str, str]
-OWNER_ROLES = {"lease": ("self", "req"), "copy": ("src", "dst")}
 
 
 def key(ref: Ref) -> Key:
@@ -168,7 +167,7 @@ def _related(left: Ref, right: Ref, group: Group) -> bool:
     if key(counter) not in group.counters or key(memory) not in group.members:
         return False
     role = group.via.setdefault(key(memory), counter.role)
-    return role == counter.role and (role == "global" or role in OWNER_ROLES.get(memory.role, ()))
+    return role == counter.role and (role == "global" or role in LINKS.get(memory.role, ()))
 
 
 def _misuse(expr: Expr, group: Group) -> bool:

@@ -143,7 +143,7 @@ def dead_values(tables: Tables, rows: Sequence[Event], facts: Facts) -> dict[Pla
 def _accounts(tables: Tables, cls: str) -> set[str]:
     """The variables of a class whose values some sum adds up."""
     owners = [tables.globals, *tables.classes.values(), *(k.vars for k in tables.kinds.values())]
-    sums = [v.sum for variables in owners for v in variables.values() if v.sum is not None and v.sum.cls == cls]
+    sums = [s for variables in owners for v in variables.values() for s in v.sums if s.cls == cls]
     return {name for s in sums for term in s.terms.values() for name in _amounts(term, cls)}
 
 

@@ -6,6 +6,7 @@ of steps, leave rows out (``off``, or no values for an input) or end at a depth;
 its result is shown.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,10 @@ import msgspec
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.expr import Type
 from hybridkv_ref.spec_files import Record, read_toml
-from hybridkv_ref.tables import CLASS_OF, Event, Tables
+from hybridkv_ref.tables import CLASS_OF, LINKS, Event, Tables
 
 FILE = "instances.toml"
 Value = int | str
-OWNERS = {"lease": ("self", "req"), "copy": ("src", "dst")}
-SEPARATOR = {"lease": ".", "copy": ">"}
 
 
 class OnlySpec(Record, frozen=True):
@@ -37,8 +36,11 @@ class InstanceSpec(Record, frozen=True):
     has: str = ""
     segments: dict[str, dict[str, int | bool | str]] = {}
     requests: dict[str, dict[str, int | bool | str]] = {}
+    transfers: dict[str, dict[str, int | bool | str]] = {}
     leases: list[str] = []
+    ranks: list[str] = []
     copies: list[str] = []
+    shipments: list[str] = []
     graphs: list[str] = []
     constants: dict[str, int] = {}
     inputs: dict[str, list[int | bool | str]] = {}
@@ -134,7 +136,7 @@ def fitting(
                 yield from extend({**chosen, role: entity}, left[1:])
 
     # Owned classes first: a lease or a copy leaves its owners no choice.
-    yield from extend({}, tuple(sorted(roles, key=lambda r: CLASS_OF[r] not in OWNERS)))
+    yield from extend({}, tuple(sorted(roles, key=lambda r: r not in LINKS)))
 
 
 class _Reader:
@@ -183,13 +185,19 @@ class _Reader:
         for name, values in spec.requests.items():
             fixed = {k.replace("*", kind): v for k, v in values.items()}
             yield self.entity(name, "request", "", {}, fixed, f"{where}.requests.{name}")
-        for cls, names in (("lease", spec.leases), ("copy", spec.copies)):
+        for name, values in spec.transfers.items():
+            yield self.entity(name, "transfer", "", {}, values, f"{where}.transfers.{name}")
+        owners = {"segment": spec.segments, "request": spec.requests, "transfer": spec.transfers}
+        links = (("lease", spec.leases), ("rank", spec.ranks), ("copy", spec.copies), ("shipment", spec.shipments))
+        for cls, names in links:
             for name in names:
-                ends = name.split(SEPARATOR[cls])
-                known = ({*spec.segments}, {*(spec.requests if cls == "lease" else spec.segments)})
-                if len(ends) != 2 or any(e not in k for e, k in zip(ends, known, strict=True)):
+                # a.r is a lease, v.r a vote of rank v, a>b a copy, a>b@x a shipment.
+                ends = re.split(r"[.>@]", name)[-len(LINKS[cls]) :]
+                if len(ends) != len(LINKS[cls]) or any(
+                    e not in owners[CLASS_OF[r]] for e, r in zip(ends, LINKS[cls], strict=True)
+                ):
                     raise InputError(f"{where}: '{name}' is no {cls} between entities of this instance")
-                yield self.entity(name, cls, "", dict(zip(OWNERS[cls], ends, strict=True)), {}, where)
+                yield self.entity(name, cls, "", dict(zip(LINKS[cls], ends, strict=True)), {}, where)
         for name in spec.graphs:
             yield self.entity(name, "graph", "", {}, {}, where)
 

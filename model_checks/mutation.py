@@ -21,7 +21,7 @@ from hybridkv_ref.model_checks.mutants import NEED, Mutant
 from hybridkv_ref.model_checks.obligations import Obligation
 from hybridkv_ref.model_checks.smt import new_solver
 from hybridkv_ref.spec_files import Spec
-from hybridkv_ref.tables import Event, Tables, Var
+from hybridkv_ref.tables import LINKS, Event, Tables, Var
 
 Witness = Callable[[Tables, Iterable[str]], str]
 
@@ -148,7 +148,7 @@ def implied(tables: Tables, base: Assumptions, event: Event, index: int) -> bool
     if impossible(alone):
         return True
     for owner, var in owners(alone):
-        if owner is None or var.sum is None or var.sum.cls not in ("lease", "copy"):
+        if owner is None or not any(total.cls in LINKS for total in var.sums):
             continue
         count = base.words.cell(owner.name, Ref("", var.name, var.type))
         if impossible(alone, count == 0) and all(
@@ -163,11 +163,9 @@ def counted(
     tables: Tables, base: Assumptions, acting: Binding, owner: Inst, var: Var
 ) -> Iterator[tuple[tuple[Inst, ...], z3.ArithRef]]:
     """Every bystander that may count towards an actor's counter: its entities and its share."""
-    if var.sum is None:
-        return
-    for kind, share in var.sum.terms.items():
-        for bound in placements(tables, acting, var.sum.cls, {"self": kind} if kind else {}):
-            link = bound[var.sum.cls]
-            if link not in acting.values() and link.owner(var.sum.via) == owner:
+    for total, (kind, share) in ((t, item) for t in var.sums for item in t.terms.items()):
+        for bound in placements(tables, acting, total.cls, {"self": kind} if kind else {}):
+            link = bound[total.cls]
+            if link not in acting.values() and link.owner(total.via) == owner:
                 fresh = {e for i in bound.values() for e in (i, *(x for _, x in i.refs))} - set(acting.values())
                 yield tuple(sorted(fresh, key=lambda i: i.name)), base.words.pre(share, bound)
