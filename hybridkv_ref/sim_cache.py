@@ -148,12 +148,12 @@ class Cache:
             size = g.size(lo, hi)
             segment = self.take(g.spare, g.make)
             lease = self.lease(segment, request)
-            index = admit(pool, segment, lease, request, lo, size, boundary, 0, 0)
+            index = admit(pool, segment, lease, request, lo, size, boundary, 0, 0, hi)
             while index >= 0 and self.make_room(self.pressed[g.index][index], g):
-                index = admit(pool, segment, lease, request, lo, size, boundary, 0, 0)
+                index = admit(pool, segment, lease, request, lo, size, boundary, 0, 0, hi)
             if index >= 0:
                 if not self.pressed[g.index][index]:
-                    inputs = {"at": lo, "size": size, "meta": boundary, "off": 0, "until": 0}
+                    inputs = {"at": lo, "size": size, "meta": boundary, "off": 0, "until": 0, "known": hi}
                     g.lane.world.fire(g.events["admit"].id, segment, lease, request, **inputs)
                 g.spare.append(segment)
                 self.leases.append(lease)

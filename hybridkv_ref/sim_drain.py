@@ -48,10 +48,12 @@ def check_counts(machines: Machines, records: list[Any]) -> None:
 def check_sums(machines: Machines, segments: list[Any]) -> None:
     """Whether each pool variable that the tables define as a sum over segments is that sum."""
     for name, var in machines.tables.globals.items():
-        if not var.sums or var.sums[0].cls != "segment":
+        if not var.sums or any(share.cls != "segment" for share in var.sums):
             continue
-        terms = {k: machines.world.machine.predicate(term, "segment") for k, term in var.sums[0].terms.items()}
-        total = sum(int(terms[s.kind](machines.pool, s)) for s in segments if s.kind in terms)
+        total = 0
+        for share in var.sums:
+            terms = {k: machines.world.machine.predicate(term, "segment") for k, term in share.terms.items()}
+            total += sum(int(terms[s.kind](machines.pool, s)) for s in segments if s.kind in terms)
         stored = getattr(machines.pool, attribute(name))
         if total != stored:
             raise NotDrainedError(f"{name} is {stored}, its segments add up to {total}")

@@ -1,6 +1,6 @@
 """The table machines of a simulation: one shared pool, one request record per lane, the rows of each group.
 
-RATIO, HALO and W are constants of the tables, and a request record counts the leases of each *kind*. A model may have
+RATIO, HALO, RING and W are constants of the tables, and a request record counts the leases of each *kind*. A model may have
 several groups of one kind (DeepSeek-V4: entries of ratio 4 and 128). So its groups are dealt out to *lanes*: in one
 lane no kind comes twice and all agree on the constants. Each lane has a request record and a machine compiled for its
 constants; all machines work on one pool object, so that every cap is that of the whole device. A request goes through
@@ -156,7 +156,7 @@ class Machines:
             row_bytes=group.layers * group.row_size(model.default_dtypes),
             rows=rows,
             events=events,
-            make=Maker(machine, "segment", group.kind).make,
+            make=Maker(machine, "segment", group.kind, group=index).make,
             let_go=rows["let_go"],
         )
 
@@ -178,10 +178,11 @@ class Machines:
 
 # Inputs are passed by position for speed, so their order is compared with the tables once.
 _SIGNATURES: dict[str, tuple[str, ...]] = {
-    "match": ("s", "f", "bound"),
+    "match": ("s", "f", "bound", "matched"),
     "retry": ("s", "f", "bound"),
-    "admit": ("at", "size", "meta", "off", "until"),
+    "admit": ("at", "size", "meta", "off", "until", "known"),
     "append": ("at", "n"),
+    "dispatch": ("upto",),
     "split": ("cut", "size", "off"),
     "open_object": ("size", "lo", "hi", "meta", "made_in", "layout", "until"),
     "want": ("need_until",),
@@ -201,7 +202,7 @@ def deal(groups: Sequence[Group]) -> list[tuple[list[Group], dict[str, int]]]:
     """Deals groups out to lanes: (groups, constants) each, as few as first fit gives."""
     lanes: list[tuple[list[Group], dict[str, int]]] = []
     for group in groups:
-        given = {"RATIO": group.ratio, "HALO": group.halo, "W": group.span}
+        given = {"RATIO": group.ratio, "HALO": group.halo, "RING": group.ring_rows, "W": group.span}
         own = {name: value for name, value in given.items() if value is not None}
         for members, constants in lanes:
             agree = all(constants.get(name, value) == value for name, value in own.items())
@@ -211,8 +212,11 @@ def deal(groups: Sequence[Group]) -> list[tuple[list[Group], dict[str, int]]]:
                 break
         else:
             lanes.append(([group], own))
-    neutral = {"RATIO": 1, "HALO": 0, "W": 1}
-    return [(members, {**neutral, **constants}) for members, constants in lanes]
+    for _, constants in lanes:
+        for name, value in {"RATIO": 1, "HALO": 0, "W": 1}.items():
+            constants.setdefault(name, value)
+        constants.setdefault("RING", constants["RATIO"] + constants["HALO"])
+    return lanes
 
 
 def pressure(event: Event) -> list[str]:

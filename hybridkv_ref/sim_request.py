@@ -18,8 +18,11 @@ class HitProtocol:
     def __init__(self, cache: Cache) -> None:
         self.cache, self.machines = cache, cache.machines
 
-    def begin(self, length: int, path: Path, plan: Plan) -> list[Lease]:
-        """Matches a prompt of ``length`` tokens, validates in four layers, reads what is planned; gives the leases."""
+    def begin(self, length: int, matched: int, path: Path, plan: Plan) -> list[Lease]:
+        """Runs the hit of a prompt of ``length`` tokens, ``matched`` of them known; gives the leases of what is read.
+
+        The hit is validated in four layers; then the step that reads it is dispatched.
+        """
         for g in self.machines.groups:
             # A request record at rest is a new request: what is rigid while it runs is set now.
             g.lane.request.length = length
@@ -27,7 +30,7 @@ class HitProtocol:
         if not plan.top:
             self.step("start_cold")
             return []
-        self.at("match", plan.s if plan.frontier == plan.top else plan.top, plan.top)
+        self.at("match", plan.s if plan.frontier == plan.top else plan.top, plan.top, matched=matched)
         if plan.frontier < plan.top:
             self.step("shorten")
             if not plan.frontier:
@@ -43,6 +46,7 @@ class HitProtocol:
         self.step("validate")
         self.leases(hits, "read")
         self.step("start_hit")
+        self.steps(hits, True)
         return hits
 
     def pins(self, path: Path, plan: Plan) -> Iterator[tuple[GroupRows, Any]]:
@@ -60,7 +64,8 @@ class HitProtocol:
                     yield g, node.cells[g.index].segments[node.cuts.index(hi)]
 
     def end(self, hits: list[Lease]) -> None:
-        """A request is done: it lets go of what it wrote and read, and closes."""
+        """A request is done: its step has completed, it lets go of what it wrote and read, and closes."""
+        self.steps(hits, False)
         self.step("finish")
         self.cache.let_go()
         self.leases(hits, "release")
@@ -74,12 +79,12 @@ class HitProtocol:
                 self.machines.refuse(lane, f"request.{row}", lane.request)
         self.machines.fired += len(self.machines.lanes)
 
-    def at(self, row: str, s: int, frontier: int) -> None:
-        """Fires a row that sets the request's two positions, in every lane."""
+    def at(self, row: str, s: int, frontier: int, **more: int) -> None:
+        """Fires a row that sets the request's two positions, in every lane; ``more`` in the tables' order."""
         for lane in self.machines.lanes:
             bound = frontier - frontier % lane.world.machine.constants["RATIO"]
-            if lane.rows[row](self.machines.pool, lane.request, s, frontier, bound) >= 0:
-                self.machines.refuse(lane, f"request.{row}", lane.request, s=s, f=frontier, bound=bound)
+            if lane.rows[row](self.machines.pool, lane.request, s, frontier, bound, *more.values()) >= 0:
+                self.machines.refuse(lane, f"request.{row}", lane.request, s=s, f=frontier, bound=bound, **more)
         self.machines.fired += len(self.machines.lanes)
 
     def leases(self, hits: list[Lease], *rows: str) -> None:
@@ -90,3 +95,16 @@ class HitProtocol:
                 if g.rows[row](pool, segment, lease, g.lane.request) >= 0:
                     self.machines.refuse(g.lane, g.events[row].id, segment, lease, g.lane.request)
         self.machines.fired += len(hits) * len(rows)
+
+    def steps(self, hits: list[Lease], begins: bool) -> None:
+        """The step that reads a hit is dispatched, or completes, on every segment that a step attends."""
+        pool = self.machines.pool
+        for g, segment, lease in hits:
+            row = g.rows.get("dispatch" if begins else "complete")
+            if row is None:
+                continue
+            inputs = {"upto": segment.end} if begins else {}
+            if row(pool, segment, lease, g.lane.request, *inputs.values()) >= 0:
+                event = g.events["dispatch" if begins else "complete"]
+                self.machines.refuse(g.lane, event.id, segment, lease, g.lane.request, **inputs)
+            self.machines.fired += 1

@@ -34,7 +34,7 @@ class Store:
         self.cache, self.bandwidth = cache, bandwidth
         self.machines, self.pool, self.rows = cache.machines, cache.pool, cache.machines.store_rows
         self.objects: OrderedDict[StoredObject, None] = OrderedDict()  # the least recently wanted first
-        self.spare: list[Any] = []
+        self.spare: list[list[Any]] = [[] for _ in cache.machines.groups]
         self.copies: list[Any] = []
         self.waiting: deque[Load] = deque()
         self.loads: dict[StoredObject, Load] = {}
@@ -42,7 +42,9 @@ class Store:
         self.ends_at = math.inf
         self.spilled = self.reloaded = self.load_bytes = 0
         machine, name = self.machines.world.machine, self.machines.store
-        self.make = Maker(machine, "segment", name, medium=MEDIUM, parts=1).make
+        # An object is one group's for life.
+        groups = self.machines.groups
+        self.make = [Maker(machine, "segment", name, medium=MEDIUM, parts=1, group=g.index).make for g in groups]
         self.make_copy = Maker(machine, "copy").make
         self.pressed_open, self.pressed_load = (
             pressure(self.machines.tables.event(f"{name}.{row}")) for row in ("open_object", "load_begin")
@@ -65,14 +67,14 @@ class Store:
     def spill(self, cell: Cell, place: int) -> None:
         """Writes a durable copy of one segment, unless the medium has no room even after erasing what is not wanted."""
         g, segment = cell.rows, cell.segments[place]
-        target = self.cache.take(self.spare, self.make)
+        target = self.cache.take(self.spare[g.index], self.make[g.index])
         about = {"size": segment.mem, "lo": segment.start, "hi": segment.end, "meta": segment.mark}
         about |= {"made_in": segment.epoch, "layout": segment.abi, "until": segment.keep_until}
         while (index := self.rows["open_object"](self.pool, target, *about.values())) >= 0:
             if self.pressed_open[index] != STORE:
                 self.machines.world.fire(f"{self.machines.store}.open_object", target, **about)
             if not any(self.erase(o) for o in self.objects):
-                self.spare.append(target)
+                self.spare[g.index].append(target)
                 return
         self.machines.fired += 1
         copy = self.copy(segment, target)
@@ -90,7 +92,7 @@ class Store:
             return False
         self.machines.fired += 1
         self.fire("erase", stored.entity)
-        self.spare.append(stored.entity)
+        self.spare[stored.entity.group].append(stored.entity)
         del self.objects[stored]
         for cell in stored.cells:
             cell.objects = [None if o is stored else o for o in cell.objects]

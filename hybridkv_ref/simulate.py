@@ -179,7 +179,7 @@ class Simulation:
         self.saved += plan.s
         for name in plan.limiting:
             self.limiting[name] += 1
-        hits = self.protocol.begin(request.input_tokens, path, plan)
+        hits = self.protocol.begin(request.input_tokens, running.matched, path, plan)
         common = sum(count for _, count in path)
         if common < len(keys):
             parent = path[-1][0] if path else self.tree.root

@@ -155,7 +155,19 @@ class Task:
         self.limits()
         self.generic()
         self.sums_of_actors()
-        work = self.work()
+        self.frames(self.work(touched=True))
+        return self.out
+
+    def run_skipped(self) -> TaskResult:
+        """What ``run`` needs no query for, because the row changes nothing that it reads, proved all the same."""
+        words = self.base.words
+        self.solver.add(*self.base.constants(), *self.base.facts(self.frame))
+        self.solver.add(*[words.pre(g.expr, self.acting) for g in self.event.guards])
+        self.frames(self.work(touched=False))
+        return self.out
+
+    def frames(self, work: "Work") -> None:
+        """The goals of every frame, the actors' own first."""
         for prop, bound in work.pop((), []):
             self.property(prop, bound, "")
         self.flush()
@@ -170,7 +182,6 @@ class Task:
                 self.property(prop, bound, f"@{label}")
             self.flush()
             self.solver.pop()
-        return self.out
 
     def property(self, prop: "Property | _Kept", bound: Binding, label: str) -> None:
         """One property over one binding."""
@@ -183,13 +194,13 @@ class Task:
             goal = z3.Implies(self.base.words.pre(prop.choose, bound), goal)
         self.prove(f"{prop.id}{label}", goal, "induction" if prop.form == "invariant" else "step", prop.id, prop.rules, prop.text)
 
-    def work(self) -> dict[tuple[Inst, ...], list[tuple["Property | _Kept", dict[str, Inst]]]]:
-        """The goals by the bystanders that they need; goals that read nothing changed need no query."""
-        found: dict[tuple[Inst, ...], list[tuple[Property | _Kept, dict[str, Inst]]]] = {(): []}
+    def work(self, touched: bool) -> "Work":
+        """The goals by the bystanders that they need: those that read something changed, or all others."""
+        found: Work = {(): []}
         known = set(self.acting.values())
         for prop in self.goals():
             for bound in placements(self.tables, self.acting, prop.scope, prop.kinds):
-                if self.touches(prop, bound):
+                if self.touches(prop, bound) == touched and (touched or self.applies(prop, bound)):
                     fresh = tuple(sorted((i for i in self.entities(bound) if i not in known), key=lambda i: i.name))
                     found.setdefault(fresh, []).append((prop, bound))
         return found
@@ -211,9 +222,15 @@ class Task:
                     name = f"share.{kind or cls}.{var.name}.{total.cls}<{of}>"
                     yield _Kept(name, total.cls, {"self": of} if of else {}, share)
 
+    def applies(self, prop: "Property | _Kept", bound: Binding) -> bool:
+        """Whether the goal is one at all: not an actor's own share, not a property of a tag on other entities."""
+        if isinstance(prop, _Kept):
+            return not any(i in self.acting.values() for r, i in bound.items() if r in LINKS)
+        return not prop.on
+
     def touches(self, prop: "Property | _Kept", bound: Binding) -> bool:
         """Whether the goal reads a cell that the row changes (for a step property: one written as ``new(x)``)."""
-        if isinstance(prop, _Kept) and any(i in self.acting.values() for r, i in bound.items() if r in LINKS):
+        if isinstance(prop, _Kept) and not self.applies(prop, bound):
             return False  # an actor's own share is part of the sum's obligation
         if isinstance(prop, Property) and prop.on:
             return all(self.acting.get(r) == i for r, i in bound.items())
@@ -282,6 +299,9 @@ class _Kept:
 
     def __init__(self, name: str, scope: str, kinds: dict[str, str], expr: Expr) -> None:
         self.id, self.scope, self.kinds, self.expr = name, scope, kinds, expr
+
+
+Work = dict[tuple[Inst, ...], list[tuple[Property | _Kept, dict[str, Inst]]]]
 
 
 def _summed(tables: Tables) -> Iterator[tuple[str, str, Var]]:

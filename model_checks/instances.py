@@ -60,10 +60,11 @@ class PinSpec(Record, frozen=True):
 
 
 class InstancesSpec(Record, frozen=True):
-    """The file."""
+    """The file; ``inputs`` are the values of an instance that gives none."""
 
     title: str
     instance: dict[str, InstanceSpec]
+    inputs: dict[str, list[int | bool | str]] = {}
     pinned: dict[str, PinSpec] = {}
 
 
@@ -140,8 +141,8 @@ def fitting(
 
 
 class _Reader:
-    def __init__(self, tables: Tables, label: str) -> None:
-        self.tables, self.label = tables, label
+    def __init__(self, tables: Tables, label: str, inputs: Mapping[str, list[int | bool | str]]) -> None:
+        self.tables, self.label, self.inputs = tables, label, inputs
 
     def resolve(self, name: str, spec: InstanceSpec) -> Iterator[Instance]:
         """The instance for each kind it is stated for."""
@@ -162,7 +163,7 @@ class _Reader:
                 self.known(row, rows, where, "row")
                 if token:
                     self.known(token[0], by_name, where, "entity")
-            domains = {**spec.inputs, **only.inputs}
+            domains = {**self.inputs, **spec.inputs, **only.inputs}
             bound = [e for e in self.tables.events if any(True for _ in fitting(entities, e.roles, e.kinds))]
             inputs = {(e.id, i): self.domain(e, i, t, domains, where) for e in bound for i, t in e.inputs.items()}
             untried = {e.row for e in bound for i in e.inputs if not inputs[e.id, i]}
@@ -271,5 +272,5 @@ def read_instances(tables: Tables, path: Path) -> tuple[list[Instance], dict[str
         spec = msgspec.convert(read_toml(path, path.name), InstancesSpec)
     except msgspec.ValidationError as error:
         raise InputError(f"{path.name}: {error}") from None
-    reader = _Reader(tables, path.name)
+    reader = _Reader(tables, path.name, spec.inputs)
     return [i for name, entry in spec.instance.items() for i in reader.resolve(name, entry)], spec.pinned

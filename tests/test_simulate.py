@@ -350,8 +350,8 @@ class Checked(Simulation):
         self.hits: list[Lease] = []
         begin, end, plan = self.protocol.begin, self.protocol.end, self.planner.plan
 
-        def begun(length: int, path: TreePath, plan: Plan) -> list[Lease]:
-            self.hits = begin(length, path, plan)
+        def begun(length: int, matched: int, path: TreePath, plan: Plan) -> list[Lease]:
+            self.hits = begin(length, matched, path, plan)
             return self.hits
 
         def ended(hits: list[Lease]) -> None:
@@ -502,7 +502,8 @@ def test_groups_of_one_kind_are_in_different_lanes() -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("common.toml", '"used -= mem", "gpu_used -= mem", "generation += 1"]', '"used -= mem", "generation += 1"]'),
+        ("common.toml", '"used -= mem", "gpu_used -= mem", "generation += 1", "placed', '"used -= mem", "generation += 1", "placed'),
+        ("protocols/prefix_hit.toml", '"lease.in_flight -= 1", "steps -= 1"', '"lease.in_flight -= 1"'),
         ("protocols/prefix_hit.toml", '"pins -= 1", "req.keeping -= 1"', '"req.keeping -= 1"'),
         ("protocols/prefix_hit.toml", '"req.past_l4 += 1"', '"req.past_l4 += 0"'),
         ("protocols/prefix_hit.toml", '"req.cov = end"', '"req.cov = start"'),
