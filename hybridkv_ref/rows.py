@@ -209,6 +209,7 @@ class RowBuilder:
             self.columns(own, scope, linked, spec.from_, spec.to, place, "")
         self.conjuncts(own, spec.when, scope, f"{place}.when")
         self.assignments(own, spec.then, scope, self.rigid(kinds), f"{place}.then")
+        self.limits(own, spec.can, scope, f"{place}.can")
         outside = [e for e in own.effects if e.target.role in ("src", "dst", "global")]
         if outside:
             raise InputError(f"{outside[0].place}: at '{outside[0].text}': a handoff itself writes only its link")

@@ -121,6 +121,7 @@ class HandoffSpec(Record, frozen=True):
     inputs: dict[str, str] = {}
     when: list[str] = []
     then: list[str] = []
+    can: list[str] = []
     tags: list[str] = []
     rules: list[str] = []
     kernel: str = ""

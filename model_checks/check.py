@@ -64,7 +64,7 @@ class Report(msgspec.Struct):
 def task_names(tables: Tables, kind: str = "") -> Iterator[str]:
     """Every task, long ones first; ``kind`` keeps the rows and claims in which that kind takes part."""
     if not kind:
-        yield from ("search:finite", "base", "search:threads", "recovery")
+        yield from ("search:finite", "crash", "base", "search:threads", "recovery")
     for claim in tables.responses:
         if not kind or kind in claim.kinds.values():
             yield f"claim:{claim.id}"
@@ -86,6 +86,7 @@ def _worker(directory: str) -> tuple[Spec, Tables, object]:
 def run_task(directory: str, name: str) -> TaskResult:
     """One task, in this process."""
     from hybridkv_ref.model_checks.base import prove_base
+    from hybridkv_ref.model_checks.crash import Crash
     from hybridkv_ref.model_checks.frames import Assumptions
     from hybridkv_ref.model_checks.induction import Task
     from hybridkv_ref.model_checks.liveness import Claim
@@ -99,6 +100,8 @@ def run_task(directory: str, name: str) -> TaskResult:
         return Claim(tables, next(c for c in tables.responses if c.id == rest), base).run()
     if what == "base":
         return prove_base(tables, base)
+    if what == "crash":
+        return Crash(tables, base).run()
     if what == "recovery":
         from hybridkv_ref.model_checks.recovery_equality import prove_equality
 

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from hybridkv_ref.needs import FILE
-from hybridkv_ref.spec_files import ExtendSpec, HandoffSpec, RowSpec, Spec
+from hybridkv_ref.spec_files import CrashSpec, ExtendSpec, HandoffSpec, RowSpec, Spec
 from hybridkv_ref.tables import Tables
 
-NEED = "need"
-Section = RowSpec | ExtendSpec | HandoffSpec
+NEED, CRASH = "need", "crash"
+Section = CrashSpec | RowSpec | ExtendSpec | HandoffSpec
 _SIGNS: dict[type, type] = {ast.Add: ast.Sub, ast.Sub: ast.Add}
 _COMPARISONS: dict[type, type] = {
     ast.LtE: ast.Lt, ast.Lt: ast.LtE, ast.GtE: ast.Gt, ast.Gt: ast.GtE, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -73,6 +73,10 @@ def mutants(spec: Spec, tables: Tables) -> Iterator[Mutant]:
         for section in ("rows", "extend", "handoffs"):
             for name, item in getattr(file, section).items():
                 yield from _of_row(label, section, name, item)
+        for name, entry in file.crash.items():
+            for key, texts in (("when", entry.when), ("keep", entry.keep)):
+                for index, text in enumerate(texts):
+                    yield Mutant(label, CRASH, name, f"drop {key}", f"{key}[{index}]", text, "")
     for event in tables.events:
         for guard in event.guards:
             label, _, place = guard.place.partition(": ")

@@ -14,10 +14,11 @@ import z3
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.expr import Ref
 from hybridkv_ref.loader import build, build_events
+from hybridkv_ref.model_checks.crash import Crash
 from hybridkv_ref.model_checks.frames import Assumptions, Binding, Frame, Inst, actors, owner_name, owners, placements
 from hybridkv_ref.model_checks.induction import Refuted, Task
 from hybridkv_ref.model_checks.liveness import Claim
-from hybridkv_ref.model_checks.mutants import NEED, Mutant
+from hybridkv_ref.model_checks.mutants import CRASH, NEED, Mutant
 from hybridkv_ref.model_checks.obligations import Obligation
 from hybridkv_ref.model_checks.smt import new_solver
 from hybridkv_ref.spec_files import Spec
@@ -47,6 +48,8 @@ class Killer:
 
     def run(self, mutant: Mutant) -> Verdict:
         """The verdict on one mutant."""
+        if mutant.section == CRASH:
+            return self.by_crash(mutant)
         try:
             events = self.events(mutant)
         except InputError as error:
@@ -72,6 +75,14 @@ class Killer:
         return tuple(
             dataclasses.replace(e, guards=tuple(g for g in e.guards if g.place != place)) for e in self.tables.events
         )
+
+    def by_crash(self, mutant: Mutant) -> Verdict:
+        """The verdict on a change of what survives a crash."""
+        tables = dataclasses.replace(self.tables, survivors=build(mutant.apply(self.spec)).survivors)
+        broken = next((o for o in Crash(tables, self.base).run().obligations if o.status != "proved"), None)
+        if broken is None:
+            return Verdict(mutant.id, "survived")
+        return Verdict(mutant.id, "killed", broken.method, broken.property, broken.rules)
 
     def by_induction(self, tables: Tables, changed: list[Event]) -> Obligation | None:
         """The first invariant, step property or sum that a changed row breaks."""

@@ -24,6 +24,7 @@ State = tuple[int | str, ...]
 
 READER = """
 title = "a test"
+inputs = { known = [9], matched = [9], to = [0] }
 [instance.reader]
 doc = "one writer, one reader, one segment"
 segments = { a = { kind = "compressed_kv" } }
@@ -173,6 +174,48 @@ def test_a_freed_pin_is_found_with_its_shortest_trace(tmp_path: Path) -> None:
     assert "pinned_is_kept<compressed_kv>" in found
 
 
+def without_extended_guard(label: str, row: str, text: str) -> Tables:
+    file = SPEC.files[label]
+    when = file.extend[row].when
+    assert text in when
+    extension = msgspec.structs.replace(file.extend[row], when=[w for w in when if w != text])
+    changed = msgspec.structs.replace(file, extend={**file.extend, row: extension})
+    return build(msgspec.structs.replace(SPEC, files={**SPEC.files, label: changed}))
+
+
+@pytest.mark.parametrize(
+    ("label", "row", "guard", "name", "broken"),
+    [
+        ("common.toml", "free", "steps == 0", "steps<compressed_kv>", "steps_see_their_bytes<compressed_kv>"),
+        ("common.toml", "reject_drafts", "steps == 0", "drafts<swa_window>", "steps_see_their_bytes<swa_window>"),
+        ("common.toml", "commit", "end <= committed", "drafts<swa_window>", "published_is_committed<swa_window>"),
+        ("protocols/prefix_hit.toml", "check", "req.votes >= req.ranks", "ranks", "ranks_agree"),
+        (
+            "protocols/prefix_hit.toml", "pass_l1", "end + req.ahead <= req.matched",
+            "ahead<indexer_state>", "successor_is_known<indexer_state>",
+        ),
+        (
+            "protocols/transfer.toml", "deliver", "xfer.arrived == xfer.parts",
+            "parts<recurrent_state>", "delivery_is_whole",
+        ),
+        (
+            "kinds/uncompressed_tail.toml", "append",
+            "end + n - RING <= committed - RATIO - HALO + 1 or end + n - RING <= low",
+            "fold_drafts<compressed_kv>", "margin<uncompressed_tail>",
+        ),
+    ],
+)  # fmt: skip
+def test_without_a_guard_of_serving_a_named_property_fails(
+    label: str, row: str, guard: str, name: str, broken: str
+) -> None:
+    remove = without_extended_guard if row in SPEC.files[label].extend else without_guard
+    tables = remove(label, row, guard)
+    found = {v.property: v for v in second_opinion(explore(tables, INSTANCES[name])).violations}
+    assert broken in found
+    assert found[broken].trace[-1].event.endswith(f".{row}")
+    assert broken not in {v.property for v in second_opinion(explore(TABLES, INSTANCES[name])).violations}
+
+
 def test_an_unbalanced_charge_is_found(tmp_path: Path) -> None:
     then = [t for t in SPEC.files["common.toml"].rows["free"].then if t != "mem = 0"]
     broken = build(changed_row("common.toml", "free", then=then))
@@ -238,6 +281,7 @@ def test_a_restricted_search_says_what_it_leaves_out() -> None:
         ("inputs =", 'script = ["request.start_cold a"]\ninputs =', "'a' does not fit request.start_cold"),
         ("inputs =", 'script = ["request.nothing q"]\ninputs =', "names no event"),
         ("inputs =", 'script = ["compressed_kv.append a.q n=1"]\ninputs =', "takes the inputs at, n"),
+        ("known = [9]", "known = [true]", "inputs.known: True is not int"),
         ("title", "titles", "titles"),
     ],
 )
@@ -248,6 +292,17 @@ def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, old: str, new: str, r
     assert str(caught.value).startswith("instances.toml: ")
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_values_of_the_file_stand_in_where_an_instance_names_none(tmp_path: Path) -> None:
+    admit, accept = ("compressed_kv.admit", "known"), ("compressed_kv.accept_tokens", "to")
+    assert instance(tmp_path).inputs[admit] == (9,)
+    own = instance(tmp_path, READER.replace("at = [0]", 'at = [0], known = [0, 1], "accept_tokens.to" = [1]'))
+    assert own.inputs[admit] == (0, 1)
+    assert own.inputs[accept] == (1,)
+    assert own.inputs["compressed_kv.reject_drafts", "to"] == (0,)
+    bare = instance(tmp_path, READER.replace("known = [9], ", ""))
+    assert "admit" in bare.off
 
 
 def test_a_script_that_is_refused_is_an_input_error(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from hybridkv_ref.tables import Tables
 SPEC = read_spec(SPEC_DIR)
 TABLES = build(SPEC)
 PATH = SPEC_DIR / "instances.toml"
-COMMON, HIT, GRAPH, DISK = (
+COMMON, HIT, TRANSFER, GRAPH, DISK = (
     "common.toml",
     "protocols/prefix_hit.toml",
+    "protocols/transfer.toml",
     "protocols/cuda_graph.toml",
     "kinds/on_disk_prefix.toml",
 )
@@ -36,7 +37,10 @@ def lassos(tables: Tables, name: str) -> dict[str, Lasso]:
     return {lasso.claim: lasso for lasso in fair_cycles(searched(tables, name)).lassos}
 
 
-@pytest.mark.parametrize("name", ["reader<recurrent_state>", "spill<compressed_kv>", "fold<indexer_state>", "graph"])
+@pytest.mark.parametrize(
+    "name",
+    ["reader<recurrent_state>", "spill<compressed_kv>", "fold<indexer_state>", "steps<swa_window>", "transfer<swa_window>", "ranks", "preempt", "graph"],
+)
 def test_claims_hold_where_nothing_is_changed(name: str) -> None:
     graph = searched(TABLES, name)
     found = fair_cycles(graph)
@@ -55,9 +59,14 @@ def test_claims_hold_where_nothing_is_changed(name: str) -> None:
         (HIT, "recompute", "reader<recurrent_state>", "request_ends"),
         (COMMON, "free", "reader<recurrent_state>", "eviction_ends<recurrent_state>"),
         (COMMON, "cancel", "reader<recurrent_state>", "lease_ends<recurrent_state>"),
+        (HIT, "complete", "steps<swa_window>", "steps_of_the_gone_end<swa_window>"),
+        (HIT, "resume_cold", "preempt", "request_ends"),
+        (TRANSFER, "withdraw", "ranks", "votes_end"),
+        (TRANSFER, "transfer_fail", "transfer<recurrent_state>", "transfer_ends"),
+        (TRANSFER, "transfer_close", "transfer<recurrent_state>", "transfer_ends"),
         (GRAPH, "replayed", "graph", "replay_ends"),
         (DISK, "skip", "spill<compressed_kv>", "queue_moves<on_disk_prefix>"),
-        (DISK, "load_fail", "spill<compressed_kv>", "restore_ends<on_disk_prefix>compressed_kv>"),
+        (DISK, "load_fail", "spill<compressed_kv>", "copy_ends_restore<on_disk_prefix>compressed_kv>"),
         (DISK, "scrap", "media", "objects_drain<on_disk_prefix>"),
     ],
 )

@@ -504,6 +504,8 @@ def test_groups_of_one_kind_are_in_different_lanes() -> None:
     [
         ("common.toml", '"used -= mem", "gpu_used -= mem", "generation += 1", "placed', '"used -= mem", "generation += 1", "placed'),
         ("protocols/prefix_hit.toml", '"lease.in_flight -= 1", "steps -= 1"', '"lease.in_flight -= 1"'),
+        ("common.toml", '"committed = known"', '"committed = at"'),
+        ("protocols/prefix_hit.toml", '"req.matched = matched"', '"req.matched = 0"'),
         ("protocols/prefix_hit.toml", '"pins -= 1", "req.keeping -= 1"', '"req.keeping -= 1"'),
         ("protocols/prefix_hit.toml", '"req.past_l4 += 1"', '"req.past_l4 += 0"'),
         ("protocols/prefix_hit.toml", '"req.cov = end"', '"req.cov = start"'),

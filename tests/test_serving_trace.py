@@ -1,0 +1,212 @@
+"""The serving trace: accepted as it is, every property of the tables along it, and each one-fault variant refused."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+import serving_script
+from hybridkv_ref.compile_py import attribute, python, role_name
+from hybridkv_ref.errors import InputError
+from hybridkv_ref.expr import Ref, refs
+from hybridkv_ref.loader import load_tables
+from hybridkv_ref.machine import Entity
+from hybridkv_ref.row_faults import Fault, faulty, load_faults
+from hybridkv_ref.row_traces import Add, Crash, Fire, Line, Player, encode_rows, leftovers, read_rows, replay
+from hybridkv_ref.tables import CLASS_OF, LINKS, ROLES, Property, Tables
+
+TABLES = load_tables()
+HEADER, NUMBERED = read_rows(serving_script.PATH)
+LINES = [line for _, line in NUMBERED]
+FAULTS = load_faults(serving_script.PATH.with_name("serving_faults.toml"))
+Values = dict[str, dict[str, Any]]
+
+
+# ---- the trace -------------------------------------------------------------------------------------------------------
+
+
+def test_the_committed_trace_is_what_the_script_writes() -> None:
+    assert serving_script.PATH.read_bytes() == serving_script.serving()
+
+
+def test_it_is_accepted_and_ends_at_rest() -> None:
+    found = replay(serving_script.PATH, TABLES)
+    assert found.refusal is None
+    assert leftovers(found.world) == []
+    assert found.crashes == 1
+
+
+def test_every_row_of_the_tables_is_fired_in_it() -> None:
+    fired = replay(serving_script.PATH, TABLES).fired
+    assert [e.id for e in TABLES.events if not fired[e.id]] == []
+
+
+def test_without_the_drain_something_is_left() -> None:
+    drained = serving_script.Script()
+    serving_script.drain(drained)
+    found = replay(encode_rows(HEADER, LINES[: -len(drained.lines)]).splitlines(), TABLES)
+    assert found.refusal is None
+    assert any("gpu_used" in phrase for phrase in leftovers(found.world))
+
+
+def test_the_crash_leaves_sealed_objects_and_nothing_else() -> None:
+    at = next(n for n, line in enumerate(LINES) if isinstance(line, Crash))
+    player = Player(HEADER, TABLES)
+    for number, line in enumerate(LINES[:at]):
+        assert player.play(number, line) is None
+    before = leftovers(player.replay.world)
+    assert {"gpu_reserved is 4", "io_used is 1", "replays is 1"} <= set(before)
+    assert player.play(at, LINES[at]) is None
+    world: Any = player.replay.world
+    objects = [e for e in world.entities if e.cls == "segment" and e.stage != TABLES.vars_of("segment", e.kind)["stage"].init]
+    assert {e.name for e in objects} == set(serving_script.DURABLE)
+    named = {phrase.split()[0].split(".")[0] for phrase in leftovers(world)}
+    assert named == {*serving_script.DURABLE, "disk_used", "object_used", serving_script.STORE}
+
+
+# ---- every property of the tables, line by line ----------------------------------------------------------------------
+
+
+class Watch:
+    """Evaluates the tables' invariants and step properties in the states of a replay; names the first broken one."""
+
+    def __init__(self, player: Player) -> None:
+        self.player, self.tables = player, player.tables
+        constants = player.replay.world.machine.constants
+
+        def name(ref: Ref) -> str:
+            if ref.role == "const":
+                return repr(constants[ref.name])
+            if ref.role == "input":
+                return f"inputs[{ref.name!r}]"
+            owner = "''" if ref.role == "global" else role_name(ref.role)
+            return f"{'new' if ref.new else 'old'}[{owner}][{ref.name!r}]"
+
+        self.properties: list[tuple[Property, tuple[str, ...], Callable[..., bool]]] = []
+        for item in self.tables.properties:
+            if item.form in ("invariant", "step"):
+                roles = ROLES[item.scope]
+                arguments = ", ".join(["old", "new", "inputs", *map(role_name, roles)])
+                space: dict[str, Any] = {}
+                exec(f"def p({arguments}): return {python(item.expr, name)}", space)
+                self.properties.append((item, roles, space["p"]))
+        self.state = self.values()
+        self.evaluated = 0
+
+    def values(self) -> Values:
+        world = self.player.replay.world
+        found = {"": {n: getattr(world.pool, attribute(n)) for n in self.tables.globals}}
+        for e in world.entities:
+            found[e.name] = {n: getattr(e, attribute(n)) for n in self.tables.vars_of(e.cls, e.kind)}
+        return found
+
+    def choices(self, roles: tuple[str, ...], item: Property) -> Iterator[tuple[Entity, ...]]:
+        """Every choice of entities for the roles that goes together."""
+        links = [r for r in roles if CLASS_OF[r] in LINKS]
+        entities = self.player.replay.world.entities
+        if links:
+            for link in (e for e in entities if e.cls == CLASS_OF[links[0]]):
+                owners = {links[0]: link, **link.refs}
+                if all(owners[r].kind == k for r, k in item.kinds.items() if r in owners):
+                    yield tuple(owners[r] for r in roles)
+            return
+        pools = [[e for e in entities if e.cls == CLASS_OF[r] and e.kind in (item.kinds.get(r, ""), "")] for r in roles]
+        yield from itertools.product(*pools)
+
+    def step(self, number: int, line: Line) -> str | None:
+        """Plays one line; the property that it breaks, the refusal's guard, or None."""
+        refusal = self.player.play(number, line)
+        if refusal is not None:
+            return f"refused: {refusal.message}"
+        if isinstance(line, Add):
+            self.state[line.name] = self.values()[line.name]
+            return None
+        old, new = self.state, self.values()
+        self.state = new
+        changed = {name for name, values in new.items() if values != old[name]}
+        event = self.tables.event(line.row) if isinstance(line, Fire) else None
+        actors = dict(zip(event.roles, line.on, strict=True)) if isinstance(line, Fire) and event else {}
+        kinds, inputs = (event.kinds, line.inputs) if isinstance(line, Fire) and event else ({}, {})
+        for item, roles, holds in self.properties:
+            # A step property is of every row, of the rows with a tag (and then of those who act in them), or of a crash.
+            if item.form == "step" and ((event is None) != (item.on == "crash")):
+                continue
+            if item.form == "step" and item.on and event is not None:
+                if item.on not in event.tags or any(kinds.get(r) != k for r, k in item.kinds.items()):
+                    continue
+                choices: Iterable[tuple[str, ...]] = [tuple(actors[r] for r in roles)]
+            else:
+                choices = (tuple(e.name for e in chosen) for chosen in self.choices(roles, item))
+                if "" not in changed or not any(ref.role == "global" for ref in refs(item.expr)):
+                    # What was true of entities that did not change still is.
+                    choices = (names for names in choices if not changed.isdisjoint(names))
+            for names in choices:
+                self.evaluated += 1
+                if not holds(new if item.form == "invariant" else old, new, inputs, *names):
+                    return f"{item.id} of {', '.join(names)}"
+        return self.sums()
+
+    def sums(self) -> str | None:
+        """A global that is not the sum of what it adds up."""
+        world = self.player.replay.world
+        for name, var in self.tables.globals.items():
+            if var.sums and self.state[""][name] != world.recount(var):
+                return f"{name} is not its sum"
+        return None
+
+
+def watched(lines: list[Line], tables: Tables = TABLES) -> tuple[int, str | None]:
+    """How many properties were evaluated, and the first one that is broken, with its line."""
+    watch = Watch(Player(HEADER, tables))
+    for number, line in enumerate(lines, 2):
+        broken = watch.step(number, line)
+        if broken is not None:
+            return watch.evaluated, f"{number}: {broken}"
+    return watch.evaluated, None
+
+
+def test_every_property_holds_along_it() -> None:
+    evaluated, broken = watched(LINES)
+    assert broken is None
+    assert evaluated > 20 * len(LINES)
+
+
+# ---- one fault at a time ---------------------------------------------------------------------------------------------
+
+
+def test_there_are_many_faults_and_each_names_its_own_guard() -> None:
+    assert len(FAULTS.faults) >= 25
+    assert FAULTS.trace == serving_script.PATH.name
+    for name, fault in FAULTS.faults.items():
+        guards = [g.text for g in TABLES.event(fault.refused.row).guards]
+        assert fault.refused.guard in guards, name
+
+
+def refused(fault: Fault, name: str, tables: Tables = TABLES) -> tuple[str, str] | None:
+    """Row and guard of the refusal of a variant, if its entities are those that the fault names."""
+    header, lines = faulty(fault, HEADER, LINES, name)
+    found = replay(encode_rows(header, lines).splitlines(), tables).refusal
+    if found is None or not set(fault.refused.on) <= set(found.on):
+        return None
+    return found.event, found.guard
+
+
+@pytest.mark.parametrize("name", FAULTS.faults)
+def test_each_variant_is_refused_at_its_row_and_guard(name: str) -> None:
+    fault = FAULTS.faults[name]
+    assert refused(fault, name) == (fault.refused.row, fault.refused.guard)
+
+
+def test_a_change_that_harms_nothing_would_be_seen() -> None:
+    harmless = msgspec.convert(
+        {
+            "doc": "The schedule is left as it was.",
+            "drop": {"row": "swa_window.reschedule"},
+            "refused": {"row": "swa_window.free", "guard": "pins == 0"},
+        },
+        Fault,
+    )
+    assert refused(harmless, "harmless") is None
