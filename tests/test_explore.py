@@ -24,7 +24,6 @@ State = tuple[int | str, ...]
 
 READER = """
 title = "a test"
-inputs = { known = [9], matched = [9], to = [0] }
 [instance.reader]
 doc = "one writer, one reader, one segment"
 segments = { a = { kind = "compressed_kv" } }
@@ -32,7 +31,7 @@ requests = { r = { length = 3, kernel = true, "uses.compressed_kv" = true }, q =
 leases = ["a.r", "a.q"]
 constants = { "compressed_kv.CAP" = 1, RATIO = 1 }
 off = ["reject", "match q", "start_cold r", "rebase"]
-inputs = { at = [0], size = [1], meta = [0], off = [0], until = [0], n = [1], s = [1], f = [1], bound = [1] }
+inputs = { at = [0], size = [1], meta = [0], off = [0], until = [0], n = [1], s = [1], f = [1], bound = [1], known = [9], matched = [9], to = [0] }
 """
 
 
@@ -295,14 +294,16 @@ def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, old: str, new: str, r
 
 
 def test_the_values_of_the_file_stand_in_where_an_instance_names_none(tmp_path: Path) -> None:
-    admit, accept = ("compressed_kv.admit", "known"), ("compressed_kv.accept_tokens", "to")
-    assert instance(tmp_path).inputs[admit] == (9,)
-    own = instance(tmp_path, READER.replace("at = [0]", 'at = [0], known = [0, 1], "accept_tokens.to" = [1]'))
+    admit, reject = ("compressed_kv.admit", "known"), ("compressed_kv.reject_drafts", "to")
+    bare = READER.replace(", known = [9], matched = [9], to = [0]", "")
+    assert "admit" in instance(tmp_path, bare).off
+    shared = bare.replace('"a test"', '"a test"\ninputs = { known = [9], to = [0] }')
+    assert instance(tmp_path, shared).inputs[admit] == (9,)
+    assert "admit" not in instance(tmp_path, shared).off
+    own = instance(tmp_path, shared.replace("at = [0]", 'at = [0], known = [0, 1], "accept_tokens.to" = [1]'))
     assert own.inputs[admit] == (0, 1)
-    assert own.inputs[accept] == (1,)
-    assert own.inputs["compressed_kv.reject_drafts", "to"] == (0,)
-    bare = instance(tmp_path, READER.replace("known = [9], ", ""))
-    assert "admit" in bare.off
+    assert own.inputs["compressed_kv.accept_tokens", "to"] == (1,)
+    assert own.inputs[reject] == (0,)
 
 
 def test_a_script_that_is_refused_is_an_input_error(tmp_path: Path) -> None:

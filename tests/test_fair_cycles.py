@@ -39,7 +39,16 @@ def lassos(tables: Tables, name: str) -> dict[str, Lasso]:
 
 @pytest.mark.parametrize(
     "name",
-    ["reader<recurrent_state>", "spill<compressed_kv>", "fold<indexer_state>", "steps<swa_window>", "transfer<swa_window>", "ranks", "preempt", "graph"],
+    [
+        "reader<recurrent_state>",
+        "spill<compressed_kv>",
+        "fold<indexer_state>",
+        "steps<swa_window>",
+        "transfer<swa_window>",
+        "ranks",
+        "preempt",
+        "graph",
+    ],
 )
 def test_claims_hold_where_nothing_is_changed(name: str) -> None:
     graph = searched(TABLES, name)

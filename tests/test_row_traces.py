@@ -118,7 +118,7 @@ HEAD = b'{"schema":"hybridkv.rows/1","title":"t","table_sha256":null}'
         (HEAD + b'\n{"crash":"now"}', "2: Expected `bool`"),
         (b'{"schema":"hybridkv.rows/9","title":"t"}', "1: Invalid enum value 'hybridkv.rows/9'"),
         (b'{"schema":"hybridkv.rows/1"}', "1: Object missing required field `title`"),
-        (b"[" * 100_000, "1: not JSON"),
+        (b"[" * 100_000, "1: Expected `object`"),
     ],
 )
 def test_a_line_that_is_no_record(tmp_path: Path, data: bytes, reason: str) -> None:

@@ -85,14 +85,17 @@ class Watch:
             owner = "''" if ref.role == "global" else role_name(ref.role)
             return f"{'new' if ref.new else 'old'}[{owner}][{ref.name!r}]"
 
-        self.properties: list[tuple[Property, tuple[str, ...], Callable[..., bool]]] = []
+        self.properties: list[tuple[Property, bool, Callable[..., bool]]] = []
         for item in self.tables.properties:
             if item.form in ("invariant", "step"):
                 roles = ROLES[item.scope]
                 arguments = ", ".join(["old", "new", "inputs", *map(role_name, roles)])
                 space: dict[str, Any] = {}
                 exec(f"def p({arguments}): return {python(item.expr, name)}", space)
-                self.properties.append((item, roles, space["p"]))
+                self.properties.append((item, any(ref.role == "global" for ref in refs(item.expr)), space["p"]))
+        machine = player.replay.world.machine
+        shares = [share for var in self.tables.globals.values() for share in var.sums]
+        self.terms = {(s, k): machine.predicate(term, s.cls) for s in shares for k, term in s.terms.items()}
         self.state = self.values()
         self.evaluated = 0
 
@@ -103,18 +106,22 @@ class Watch:
             found[e.name] = {n: getattr(e, attribute(n)) for n in self.tables.vars_of(e.cls, e.kind)}
         return found
 
-    def choices(self, roles: tuple[str, ...], item: Property) -> Iterator[tuple[Entity, ...]]:
-        """Every choice of entities for the roles that goes together."""
-        links = [r for r in roles if CLASS_OF[r] in LINKS]
-        entities = self.player.replay.world.entities
-        if links:
-            for link in (e for e in entities if e.cls == CLASS_OF[links[0]]):
-                owners = {links[0]: link, **link.refs}
-                if all(owners[r].kind == k for r, k in item.kinds.items() if r in owners):
-                    yield tuple(owners[r] for r in roles)
+    def choices(self, item: Property, changed: set[str]) -> Iterator[tuple[str, ...]]:
+        """Every choice of entities that goes together, one of them in ``changed`` (all where "" is)."""
+        roles, entities = ROLES[item.scope], self.player.replay.world.entities
+        link = next((r for r in roles if CLASS_OF[r] in LINKS), None)
+        if link is None:
+            kinds = [(CLASS_OF[r], item.kinds.get(r, "")) for r in roles]
+            pools = [[e.name for e in entities if e.cls == cls and e.kind in (kind, "")] for cls, kind in kinds]
+            yield from (c for c in itertools.product(*pools) if "" in changed or not changed.isdisjoint(c))
             return
-        pools = [[e for e in entities if e.cls == CLASS_OF[r] and e.kind in (item.kinds.get(r, ""), "")] for r in roles]
-        yield from itertools.product(*pools)
+        for entity in entities:
+            if entity.cls == CLASS_OF[link]:
+                owners = {link: entity, **entity.refs}
+                names = tuple(owners[r].name for r in roles)
+                if "" in changed or not changed.isdisjoint(names):
+                    if all(owners[r].kind == k for r, k in item.kinds.items() if r in owners):
+                        yield names
 
     def step(self, number: int, line: Line) -> str | None:
         """Plays one line; the property that it breaks, the refusal's guard, or None."""
@@ -130,19 +137,17 @@ class Watch:
         event = self.tables.event(line.row) if isinstance(line, Fire) else None
         actors = dict(zip(event.roles, line.on, strict=True)) if isinstance(line, Fire) and event else {}
         kinds, inputs = (event.kinds, line.inputs) if isinstance(line, Fire) and event else ({}, {})
-        for item, roles, holds in self.properties:
+        for item, reads_globals, holds in self.properties:
             # A step property is of every row, of the rows with a tag (and then of those who act in them), or of a crash.
             if item.form == "step" and ((event is None) != (item.on == "crash")):
                 continue
             if item.form == "step" and item.on and event is not None:
                 if item.on not in event.tags or any(kinds.get(r) != k for r, k in item.kinds.items()):
                     continue
-                choices: Iterable[tuple[str, ...]] = [tuple(actors[r] for r in roles)]
+                choices: Iterable[tuple[str, ...]] = [tuple(actors[r] for r in ROLES[item.scope])]
             else:
-                choices = (tuple(e.name for e in chosen) for chosen in self.choices(roles, item))
-                if "" not in changed or not any(ref.role == "global" for ref in refs(item.expr)):
-                    # What was true of entities that did not change still is.
-                    choices = (names for names in choices if not changed.isdisjoint(names))
+                # What was true of entities that did not change still is.
+                choices = self.choices(item, changed if reads_globals else changed - {""})
             for names in choices:
                 self.evaluated += 1
                 if not holds(new if item.form == "invariant" else old, new, inputs, *names):
@@ -153,8 +158,12 @@ class Watch:
         """A global that is not the sum of what it adds up."""
         world = self.player.replay.world
         for name, var in self.tables.globals.items():
-            if var.sums and self.state[""][name] != world.recount(var):
-                return f"{name} is not its sum"
+            total = 0
+            for share in var.sums:
+                for e in (e for e in world.entities if e.cls == share.cls and e.kind in share.terms):
+                    total += int(self.terms[share, e.kind](world.pool, e))
+            if var.sums and self.state[""][name] != total:
+                return f"{name} is {self.state[''][name]}, its terms add up to {total}"
         return None
 
 
