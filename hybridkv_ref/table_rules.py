@@ -28,9 +28,9 @@ from hybridkv_ref.tables import CLASS_OF, ROLES, Effect, Event, Property, Tables
 
 ORDERED, EQUAL = {"<", "<=", ">", ">="}, {"==", "!="}
 OWNERS = {cls: tuple(r for r in ROLES[cls] if CLASS_OF[r] != cls) for cls in set(CLASS_OF.values())}
-import os
-SLACKS = eval(os.environ.get('SL','(0,1)'))
-PATIENCE, PAUSE, TOLL = eval(os.environ.get('PA','(40,5,5)'))
+
+SLACKS = (0, 1)
+PATIENCE, PAUSE, TOLL = 40, 5, 5
 RANGE = (3, 4, 5, 6, 7, 8, 1, 0)
 """Steps after which a goal that was not reached is put off, and steps between two goals in which rows are merely varied."""
 FIRED, REFUSED, TIE = 0.3, 1.0, 0.5

@@ -127,16 +127,17 @@ def candidates(tables: Tables) -> Iterator[Candidate]:
     related = Related(tables)
     for scope in scopes(tables):
         owned = variables(tables, scope)
-        ends = {"lease": ("lease",), "copy": ("copy",)}.get(scope[0], tuple(owned))
+        own = next(iter(owned))
+        shared = constants(tables, scope)
         for premise, about in premises(tables, scope[0], owned):
-            singles = [r for role in owned for r in owned[role]] if premise else [r for role in ends for r in owned[role]]
-            if not about:
-                yield from (Candidate(scope, premise, c) for r in singles for c in alone(r))
-            shared = [*owned.get("global", ()), *constants(tables, scope)]
-            for left, right in permutations([*singles, *shared], 2):
-                if crosses(scope[0], left, right) and related(left, right) and fits(about, left, right):
-                    yield Candidate(scope, premise, Op("<=", (left, right), BOOL))
-                    yield Candidate(scope, premise, Op("<", (left, right), BOOL))
+            for role, refs_of in owned.items() if about is None else ():
+                wanted = refs_of if role == own else [r for r in refs_of if premise and r.name == "stage"]
+                yield from (Candidate(scope, premise, claim) for ref in wanted for claim in alone(ref))
+            numbers = [r for role in owned for r in owned[role] if r.type.number]
+            for left, right in permutations([*numbers, *shared], 2):
+                if pairs_up(scope[0], left, right) and related(left, right) and fits(about, left, right):
+                    orders = ("<=",) if scope[0] in ("lease", "copy", "global") else ("<=", "<")
+                    yield from (Candidate(scope, premise, Op(order, (left, right), BOOL)) for order in orders)
 
 
 def variables(tables: Tables, scope: Scope) -> dict[str, list[Ref]]:
@@ -186,19 +187,19 @@ def alone(ref: Ref) -> Iterator[Expr]:
         yield from (Op("!=", (ref, Lit(m, ref.type)), BOOL) for m in ref.type.members)
 
 
-def crosses(scope: str, left: Ref, right: Ref) -> bool:
-    """Pairs worth asking: of two entities where the scope has several; never two that no row can change."""
-    if {left.role, right.role} <= {"const"} or not (left.type.number and right.type.number):
-        return False
-    return scope not in ("lease", "copy") or left.role != right.role
+def pairs_up(scope: str, left: Ref, right: Ref) -> bool:
+    """Pairs worth asking: across entities where the scope has several, of one kind where a request has one per kind."""
+    if left.role == right.role:
+        suffixes = {left.name.partition(".")[2], right.name.partition(".")[2]} - {""}
+        return scope not in ("lease", "copy") and len(suffixes) < 2
+    shared = {left.role, right.role} <= {"const", "global"}
+    return scope == "global" if shared else True
 
 
 def fits(about: Ref | None, left: Ref, right: Ref) -> bool:
     """A claim under a count is about variables of the count's kind."""
-    if about is None:
-        return True
-    suffix = about.name.partition(".")[2]
-    return bool(suffix) and {left.name.partition(".")[2], right.name.partition(".")[2]} == {suffix}
+    suffix = about.name.partition(".")[2] if about else ""
+    return about is None or (bool(suffix) and {left.name.partition(".")[2], right.name.partition(".")[2]} == {suffix})
 
 
 # -- the fixed point ---------------------------------------------------------------------------------------------------------
@@ -210,26 +211,20 @@ class Houdini:
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
+        self.settled: dict[Group, dict[Expr, None]] = {}
         self.left: dict[Group, dict[Expr, None]] = {}
-        for candidate in candidates(tables):
-            self.left.setdefault((candidate.scope, candidate.premise), {})[candidate.claim] = None
-        self.total = self.size
-        self.rounds = 0
-
-    @property
-    def size(self) -> int:
-        """How many candidates are left."""
-        return sum(map(len, self.left.values()))
+        self.total = self.dropped = self.rounds = 0
 
     def properties(self) -> dict[str, tuple[Group, Property]]:
-        """The candidates as invariants, one per premise."""
+        """The candidates as invariants, one per premise: those that are settled, and those that are still tried."""
         found = {}
-        for number, (group, claims) in enumerate(self.left.items()):
-            if claims:
-                (scope, kinds), premise = group
-                whole = implies(premise, conjunction(tuple(claims)))
-                name = f"inferred.{number}"
-                found[name] = (group, Property(name, "invariant", scope, dict(kinds), whole, "", "", "inferred"))
+        for label, groups in (("settled", self.settled), ("tried", self.left)):
+            for number, (group, claims) in enumerate(groups.items()):
+                if claims:
+                    (scope, kinds), premise = group
+                    whole = implies(premise, conjunction(tuple(claims)))
+                    name = f"{label}.{number}"
+                    found[name] = (group, Property(name, "invariant", scope, dict(kinds), whole, "", "", "inferred"))
         return found
 
     def assuming(self, named: dict[str, tuple[Group, Property]]) -> Tables:
@@ -241,10 +236,14 @@ class Houdini:
         claims = [c for c in broken if c in self.left[group]]
         for claim in claims:
             del self.left[group][claim]
+        self.dropped += len(claims)
         return len(claims)
 
-    def run(self, progress: Progress | None) -> None:
-        """To the fixed point; ``progress`` gets (candidates dropped, all)."""
+    def run(self, tried: Iterable[Candidate], progress: Progress | None) -> None:
+        """Tries candidates beside what is settled, to the fixed point; ``progress`` gets (dropped, all)."""
+        for candidate in tried:
+            self.left.setdefault((candidate.scope, candidate.premise), {})[candidate.claim] = None
+        self.total += sum(map(len, self.left.values()))
         self.initially()
         changed = True
         while changed:
@@ -256,7 +255,10 @@ class Houdini:
             for event in tables.events:
                 changed |= self.under(Task(tables, event, base), named) > 0
                 if progress:
-                    progress(self.total - self.size, self.total)
+                    progress(self.dropped, self.total)
+        for group, claims in self.left.items():
+            self.settled.setdefault(group, {}).update(claims)
+        self.left = {}
 
     def initially(self) -> None:
         """Drops what the first state breaks."""
@@ -283,7 +285,7 @@ class Houdini:
             if fresh:
                 names = frozenset(i.name for i in fresh)
                 task.solver.add(*base.facts(Frame(task.tables, task.acting, fresh), names))
-            dropped += self.broken(task, [(named[g.id][0], b) for g, b in goals if isinstance(g, Property)])
+            dropped += self.broken(task, [(named[g.id][0], b) for g, b in goals if g.id.startswith("tried.")])
             task.solver.pop()
         return dropped
 
@@ -318,16 +320,23 @@ def conjunction(parts: tuple[Expr, ...]) -> Expr:
 def infer(tables: Tables, progress: Progress | None = None) -> InferResult:
     """The largest inductive conjunction of candidates, and which of the tables' invariants it implies."""
     search = Houdini(tables)
-    search.run(progress)
+    every = list(candidates(tables))
+    for pairs in (False, True):
+        search.run([c for c in every if is_pair(c.claim) == pairs], progress)
     named = search.properties()
     found = search.assuming(named)
     base = Assumptions(found)
     implied = [p.id for p in tables.forms("invariant") if follows(found, base, p)]
     missed = [p.id for p in tables.forms("invariant") if p.id not in set(implied)]
     return InferResult(
-        found.properties, tuple(implied), tuple(missed), search.total, search.total - search.size, search.rounds,
+        found.properties, tuple(implied), tuple(missed), search.total, search.dropped, search.rounds,
         sums_hold(found, base),
     )  # fmt: skip
+
+
+def is_pair(claim: Expr) -> bool:
+    """Whether a claim orders two variables; those are tried when everything else is settled."""
+    return isinstance(claim, Op) and len(claim.args) == 2 and all(isinstance(a, Ref) for a in claim.args)
 
 
 def follows(tables: Tables, base: Assumptions, prop: Property) -> bool:

@@ -1,106 +1,166 @@
-"""Random states for single events: values of all variables within an event's reach, reachable or not.
+"""States met on random walks of the machine: cheap evidence against a claim, never for one.
 
-Half of the samples are repaired until every guard holds, most others until exactly one does not, so that every conjunct
-decides; the rest is left as drawn.
+A walk has a few entities of every class and kind.  Each attempt picks an event, entities that fit it and inputs out of
+the values around; a refused one changes nothing.  After each step the acting entities are noted, now and then all.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from random import Random
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from hybridkv_ref.expr import BOOL, INT, Ref, refs
-from hybridkv_ref.model_checks.vector import vector_function
-from hybridkv_ref.tables import CLASS_OF, Event, Guard, Tables
+from hybridkv_ref.compile_py import attribute
+from hybridkv_ref.expr import BOOL, INT, Ref, Type
+from hybridkv_ref.machine import Entity, Machine
+from hybridkv_ref.model_checks.frames import copy_pairs
+from hybridkv_ref.model_checks.vector import code
+from hybridkv_ref.tables import CLASS_OF, ROLES, Event, Tables
 
-Ints = npt.NDArray[np.int64]
-ROUNDS = 60  # of repair; a sample that is not as wanted by then is used as it is
-PER_ROUND = 40  # samples of an event with the same constants, which the machine compiles in
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Samples of one event: ``values[i, j]`` is variable ``cells[j]`` in sample i, enum members as positions."""
-
-    event: Event
-    cells: tuple[Ref, ...]
-    values: Ints
-
-    def constants(self) -> dict[str, int]:
-        """The constants, which are the same in all samples of a batch."""
-        return {r.name: int(v) for r, v in zip(self.cells, self.values[0], strict=True) if r.role == "const"}
+SMALL = (0, 1, 2, 3)
+ALL_EVERY = 40
+OWNERS = {"lease": ("self", "req"), "copy": ("src", "dst")}
+Scope = tuple[str, tuple[tuple[str, str], ...]]  # a scope and the kinds of its segment roles
 
 
-def cells(tables: Tables, event: Event) -> tuple[Ref, ...]:
-    """All variables of an event's entities, all globals and constants, and its inputs."""
-    found = [Ref("global", n, v.type) for n, v in tables.globals.items()]
-    found += [Ref("const", n, INT) for n in tables.constants]
-    for role in event.roles:
-        found += [Ref(role, n, v.type) for n, v in tables.vars_of(CLASS_OF[role], event.kinds.get(role, "")).items()]
-    found += [Ref("input", n, t) for n, t in event.inputs.items()]
-    mentioned = {(r.role, r.name): r for r in mentions(event)}  # an enum's label may differ from the declaration's
-    return tuple(mentioned.get((r.role, r.name), r) for r in found)
+@dataclass
+class Samples:
+    """What was seen of one scope: per state one row of codes (see ``vector``), per variable one column."""
+
+    columns: tuple[Ref, ...]
+    rows: dict[tuple[int, ...], None]
+
+    def arrays(self) -> dict[Ref, Any]:
+        """The columns as arrays."""
+        table = np.array(list(self.rows), dtype=np.int64).reshape(len(self.rows), len(self.columns))
+        return {ref: table[:, i] for i, ref in enumerate(self.columns)}
 
 
-def mentions(event: Event) -> set[Ref]:
-    """The variables that an event reads or writes."""
-    read = set().union(*(refs(g.expr) for g in event.guards), *(refs(e.expr) for e in event.effects))
-    return read | {e.target for e in event.effects}
+class Walk:
+    """One random walk; ``seen`` collects what its states look like, by scope."""
 
+    def __init__(self, tables: Tables, random: Random, constants: Mapping[str, int] | None = None, each: int = 2) -> None:
+        self.tables, self.random = tables, random
+        self.machine = Machine(tables, constants)
+        self.world = self.machine.world()
+        self.seen: dict[Scope, Samples] = {}
+        self.fired: dict[str, int] = {}
+        self.populate(each)
+        self.places = {e.id: list(self.fitting(e.roles, e.kinds)) for e in tables.events}
 
-def sample(event: Event, at: tuple[Ref, ...], fixed: dict[str, int], count: int, rng: np.random.Generator) -> Batch:
-    """Random values, repaired by redrawing the variables of guards that are not as wanted."""
-    values = np.stack([_draw(r, count, rng) for r in at], axis=1)
-    for index, ref in enumerate(at):
+    def populate(self, each: int) -> None:
+        """``each`` segments of every kind, as many requests and graphs, a lease or copy wherever one is possible."""
+        segments = {k: [self.add("segment", k) for _ in range(each)] for k in self.tables.kinds}
+        requests = [self.add("request") for _ in range(each)]
+        if "graph" in self.tables.classes:
+            self.add("graph")
+        for kind, spec in self.tables.kinds.items():
+            if "cacheable" in spec.capabilities:
+                for segment, request in product(segments[kind], requests):
+                    self.add("lease", refs={"self": segment, "req": request})
+        for src, dst in sorted(copy_pairs(self.tables)):
+            for left, right in product(segments[src], segments[dst]):
+                if left is not right:
+                    self.add("copy", refs={"src": left, "dst": right})
+
+    def add(self, cls: str, kind: str = "", refs: Mapping[str, Entity] | None = None) -> Entity:
+        """An entity whose rigid variables have random small values."""
+        rigid = {v.name: self.small(v.type, v.at_least or 0) for v in self.tables.vars_of(cls, kind).values() if v.rigid}
+        entity: Entity = self.world.add(cls, kind, refs, **rigid)
+        return entity
+
+    def small(self, kind: Type, least: int = 0) -> int | str:
+        """A random value of a type."""
+        if kind == BOOL:
+            return self.random.random() < 0.8
+        return self.random.choice(kind.members) if kind.members else least + self.random.choice(SMALL)
+
+    def fitting(self, roles: Sequence[str], kinds: Mapping[str, str]) -> Iterator[tuple[Entity, ...]]:
+        """Every choice of entities for these roles."""
+        owner = next((r for r in roles if r in OWNERS), "")
+        ends = [r for r in roles if r != owner and not (owner and r in OWNERS[owner])]
+        fits = {
+            r: [e for e in self.world.entities if e.cls == CLASS_OF[r] and kinds.get(r, "") in ("", e.kind)] for r in roles
+        }
+        for entity in fits[owner] if owner else [None]:
+            known = {owner: entity, **entity.refs} if entity else {}
+            if all(known[r] in fits[r] for r in roles if r in known):
+                for others in product(*(fits[r] for r in ends)):
+                    chosen = known | dict(zip(ends, others, strict=True))
+                    if len(set(map(id, others))) == len(others):
+                        yield tuple(chosen[r] for r in roles)
+
+    def run(self, attempts: int) -> None:
+        """This many attempts to fire something, the more often the less it has fired so far."""
+        self.note_all()
+        events = [e for e in self.tables.events if self.places[e.id]]
+        steps = 0
+        for attempt in range(attempts):
+            if attempt % ALL_EVERY == 0:
+                weights = [1.0 / (1 + self.fired.get(e.id, 0)) for e in events]
+                drawn = iter(self.random.choices(events, weights, k=ALL_EVERY))
+            event = next(drawn)
+            chosen = self.random.choice(self.places[event.id])
+            if self.machine.events[event.id].call(self.world.pool, *chosen, *self.inputs(event, chosen)) < 0:
+                self.fired[event.id] = self.fired.get(event.id, 0) + 1
+                steps += 1
+                if steps % ALL_EVERY:
+                    self.note_acting(event, chosen)
+                else:
+                    self.note_all()
+        self.note_all()
+
+    def inputs(self, event: Event, chosen: tuple[Entity, ...]) -> list[int | str]:
+        """Random inputs, numbers mostly near those of the entities."""
+        found: list[int | str] = []
+        for kind in event.inputs.values():
+            if not kind.number or not chosen or self.random.random() < 0.4:
+                found.append(self.small(kind))
+                continue
+            entity = self.random.choice(chosen)
+            numbers = [v.name for v in self.tables.vars_of(entity.cls, entity.kind).values() if v.type.number]
+            found.append(getattr(entity, attribute(self.random.choice(numbers))) if numbers else 0)
+        return found
+
+    # -- what is noted ------------------------------------------------------------------------------------------------
+    def note_acting(self, event: Event, chosen: tuple[Entity, ...]) -> None:
+        """The globals and each acting entity with its owners."""
+        self.note("global", {})
+        for entity in chosen:
+            self.note_entity(entity)
+
+    def note_all(self) -> None:
+        """Every entity."""
+        self.note("global", {})
+        for entity in self.world.entities:
+            self.note_entity(entity)
+
+    def note_entity(self, entity: Entity) -> None:
+        """One entity, in the scope that is about its class."""
+        role = next(r for r, c in CLASS_OF.items() if c == entity.cls)
+        self.note(entity.cls, {role: entity, **entity.refs})
+
+    def note(self, scope: str, by_role: dict[str, Entity]) -> None:
+        """One row of a scope's samples."""
+        kinds = tuple((r, by_role[r].kind) for r in ROLES[scope] if r in by_role and by_role[r].kind)
+        if (scope, kinds) not in self.seen:
+            self.seen[scope, kinds] = Samples(tuple(self.columns(by_role)), {})
+        samples = self.seen[scope, kinds]
+        samples.rows[tuple(code(self.value(r, by_role), r.type) for r in samples.columns)] = None
+
+    def columns(self, by_role: dict[str, Entity]) -> Iterator[Ref]:
+        """The variables that a scope sees."""
+        yield from (Ref("const", n, INT) for n in self.tables.constants)
+        yield from (Ref("global", n, v.type) for n, v in self.tables.globals.items())
+        for role, entity in by_role.items():
+            yield from (Ref(role, v.name, v.type) for v in self.tables.vars_of(entity.cls, entity.kind).values())
+
+    def value(self, ref: Ref, by_role: Mapping[str, Entity]) -> int | str:
+        """The value of a variable now."""
         if ref.role == "const":
-            values[:, index] = fixed[ref.name]
-    guards = len(event.guards)
-    wanted = np.ones((count, guards), bool)
-    mode = rng.integers(0, 8, count)
-    one = np.flatnonzero(mode < 3) if guards else np.zeros(0, np.int64)
-    wanted[one, rng.integers(0, max(guards, 1), len(one))] = False
-    repaired = mode < 7
-    functions = [vector_function(g.expr, at) for g in event.guards]
-    free = [[at.index(r) for r in sorted(refs(g.expr), key=str) if r.role != "const"] for g in event.guards]
-    for _ in range(ROUNDS):
-        settled = True
-        for guard, function in enumerate(functions):
-            holds = np.broadcast_to(function(list(values.T)), count)
-            wrong = np.flatnonzero(repaired & (holds != wanted[:, guard]))
-            settled = settled and not len(wrong)
-            chosen = rng.integers(0, len(free[guard]), len(wrong)) if free[guard] else wrong
-            for number, column in enumerate(free[guard]):
-                rows = wrong[chosen == number]
-                values[rows, column] = _redraw(at, column, event.guards[guard], values[rows], rng)
-        if settled:
-            break
-    return Batch(event, at, values)
-
-
-def _draw(ref: Ref, count: int, rng: np.random.Generator) -> Ints:
-    if not ref.type.number:
-        return rng.integers(0, 2 if ref.type == BOOL else len(ref.type.members), count)
-    wide = rng.random(count) < 0.05
-    return np.where(wide, rng.integers(-50, 50, count), rng.integers(-1, 6, count))
-
-
-def _redraw(at: tuple[Ref, ...], column: int, guard: Guard, values: Ints, rng: np.random.Generator) -> Ints:
-    """New values of one variable; for a number, half of them stand near another number of the same guard."""
-    fresh = _draw(at[column], len(values), rng)
-    near = [at.index(r) for r in refs(guard.expr) if r != at[column] and r.type.number]
-    if not at[column].type.number or not near:
-        return fresh
-    close = values[:, int(rng.choice(sorted(near)))] + rng.integers(-1, 2, len(values))
-    return np.where(rng.random(len(values)) < 0.5, close, fresh)
-
-
-def samples(tables: Tables, count: int, seed: int) -> Iterator[Batch]:
-    """At least ``count`` samples, equally many of every event; every batch of a round has the same constants."""
-    rng = np.random.default_rng(seed)
-    each = -(-count // len(tables.events))
-    layouts = [(event, cells(tables, event)) for event in tables.events]
-    for begin in range(0, each, PER_ROUND):
-        fixed = {name: int(rng.integers(0, 7)) for name in tables.constants}
-        for event, at in layouts:
-            yield sample(event, at, fixed, min(PER_ROUND, each - begin), rng)
+            return self.machine.constants[ref.name]
+        owner = self.world.pool if ref.role == "global" else by_role[ref.role]
+        value: int | str = getattr(owner, attribute(ref.name))
+        return value

@@ -125,9 +125,9 @@ def table_properties(tables: Tables) -> list[tuple[str, Expr]]:
 
 
 def prove_claims(tables: Tables, name: str, base: Assumptions | None = None, kinds: int = 99) -> TaskResult:
-    """The obligations of one liveness claim, for its first ``kinds`` choices of kinds; ``base`` as for ``prove``."""
+    """The obligations of one liveness claim (or one kind of it), for its first ``kinds`` choices of kinds; ``base`` as for ``prove``."""
     base, out = base or Assumptions(tables), TaskResult()
-    for claim in [c for c in tables.responses if c.id.partition("<")[0] == name][:kinds]:
+    for claim in [c for c in tables.responses if name in (c.id, c.id.partition("<")[0])][:kinds]:
         out.obligations += Claim(tables, claim, base).run().obligations
     return out
 
