@@ -12,25 +12,27 @@ them or assign one from the other, directly or through others.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import permutations
 
+import numpy as np
 import z3
 
 from hybridkv_ref.expr import BOOL, INT, TRUE, Expr, Lit, Op, Ref, children, refs
 from hybridkv_ref.model_checks.base import Base
 from hybridkv_ref.model_checks.frames import Assumptions, Frame, Inst, copy_pairs, placements
 from hybridkv_ref.model_checks.induction import Task
+from hybridkv_ref.model_checks.instances import Instance
+from hybridkv_ref.model_checks.samples import Samples, Scope, sampled
 from hybridkv_ref.model_checks.smt import new_solver
 from hybridkv_ref.rows import STAGE_ROLE
 from hybridkv_ref.tables import CLASS_OF, Property, Tables, Var
 
 Progress = Callable[[int, int], None]
 Premise = tuple[Expr, ...]
-Scope = tuple[str, tuple[tuple[str, str], ...]]  # scope and the kinds of its roles
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
-ROLES_OF = {"segment": ("self",), "lease": ("lease", "self", "req"), "request": ("req",), "graph": ("graph",), "copy": ("copy", "src", "dst")}
+ROLES_OF: dict[str, tuple[str, ...]] = {"global": (), "segment": ("self",), "lease": ("lease", "self", "req"), "request": ("req",), "graph": ("graph",), "copy": ("copy", "src", "dst")}
 
 
 @dataclass(frozen=True)
@@ -239,11 +241,12 @@ class Houdini:
         self.dropped += len(claims)
         return len(claims)
 
-    def run(self, tried: Iterable[Candidate], progress: Progress | None) -> None:
+    def run(self, tried: Iterable[Candidate], samples: Mapping[Scope, Samples], progress: Progress | None) -> None:
         """Tries candidates beside what is settled, to the fixed point; ``progress`` gets (dropped, all)."""
         for candidate in tried:
             self.left.setdefault((candidate.scope, candidate.premise), {})[candidate.claim] = None
         self.total += sum(map(len, self.left.values()))
+        self.observed(samples)
         self.initially()
         changed = True
         while changed:
@@ -259,6 +262,15 @@ class Houdini:
         for group, claims in self.left.items():
             self.settled.setdefault(group, {}).update(claims)
         self.left = {}
+
+    def observed(self, samples: Mapping[Scope, Samples]) -> None:
+        """Drops what a state breaks that a search reached."""
+        for group, claims in self.left.items():
+            scope, premise = group
+            if scope in samples:
+                seen = samples[scope]
+                here = seen.holds(conjunction(premise))
+                self.drop(group, [c for c in list(claims) if not np.all(seen.holds(c)[here])])
 
     def initially(self) -> None:
         """Drops what the first state breaks."""
@@ -317,12 +329,16 @@ def conjunction(parts: tuple[Expr, ...]) -> Expr:
     return TRUE if not parts else parts[0] if len(parts) == 1 else Op("and", parts, BOOL)
 
 
-def infer(tables: Tables, progress: Progress | None = None) -> InferResult:
-    """The largest inductive conjunction of candidates, and which of the tables' invariants it implies."""
+def infer(tables: Tables, instances: Iterable[Instance] = (), progress: Progress | None = None) -> InferResult:
+    """The largest inductive conjunction of candidates, and which of the tables' invariants it implies.
+
+    What the searches of ``instances`` refute is dropped at once, which saves most of the solver's work.
+    """
     search = Houdini(tables)
     every = list(candidates(tables))
+    samples = sampled(tables, instances, {s: ROLES_OF[s[0]] for s in scopes(tables)})
     for pairs in (False, True):
-        search.run([c for c in every if is_pair(c.claim) == pairs], progress)
+        search.run([c for c in every if is_pair(c.claim) == pairs], samples, progress)
     named = search.properties()
     found = search.assuming(named)
     base = Assumptions(found)

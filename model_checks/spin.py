@@ -31,8 +31,8 @@ class SpinError(RuntimeError):
 class SpinRun:
     """What Spin found: states stored, transitions, bytes per state, and the first error's text ('' if none).
 
-    Seconds of wall time: ``generate`` for Spin's C text, ``compile`` for the C compiler, ``run`` for the search, of which
-    ``processor`` on a processor.
+    Seconds of wall time: ``generate`` for Spin's C text, ``compile`` for the C compiler, ``run`` for the search; and
+    the search's seconds of ``processor`` time.
     """
 
     states: int

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from helpers import copy_spec, edit
 
 MODEL = ("--model", "deepseek-v4-flash")
@@ -41,7 +40,8 @@ TABLE_FAULTS = {
 
 
 @pytest.mark.parametrize(
-    ("label", "fault"), [*(("common.toml", f) for f in TABLE_FAULTS), ("recovery.toml", "missing"), ("rules.toml", "binary")]
+    ("label", "fault"),
+    [*(("common.toml", f) for f in TABLE_FAULTS), ("recovery.toml", "missing"), ("rules.toml", "binary")],
 )
 def test_a_table_that_cannot_be_read(tmp_path: Path, label: str, fault: str) -> None:
     spec, data = copy_spec(tmp_path), TABLE_FAULTS[fault]

@@ -7,8 +7,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-
 from helpers import copy_spec, edit, faulty
+
 from hybridkv_ref import cli
 from hybridkv_ref.export import export_json, schema_json, tree
 from hybridkv_ref.expr import BOOL, INT, Expr, Lit, Member, Op, Ref, Type, enum, refs
@@ -55,7 +55,9 @@ def test_the_document_follows_its_schema_and_the_schema_is_one() -> None:
     jsonschema.validate(DOCUMENT, SCHEMA)
 
 
-@pytest.mark.parametrize("damage", [lambda d: d.pop("rows"), lambda d: d.update(sha256=3), lambda d: d["rows"][0].pop("guards")])
+@pytest.mark.parametrize(
+    "damage", [lambda d: d.pop("rows"), lambda d: d.update(sha256=3), lambda d: d["rows"][0].pop("guards")]
+)
 def test_the_schema_refuses_a_damaged_document(damage: Callable[[dict[str, Any]], Any]) -> None:
     document = json.loads(export_json(TABLES))
     damage(document)

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-
 from helpers import copy_spec, edit, faulty
+
 from hybridkv_ref import cli
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.graph import merged, mermaid, stage_edges, write_svg

@@ -1,12 +1,12 @@
-"""What holds between the table files: rules are cited and checked, stages and edges are used, shared text names no kind."""
+"""What holds between the table files: rules are cited, stages and edges are used, shared text names no kind."""
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from helpers import copy_spec, edit, faulty
+
 from hybridkv_ref.expr import Lit, Member, refs
 from hybridkv_ref.loader import load_tables
 from hybridkv_ref.model_checks.induction import Task
@@ -21,7 +21,10 @@ PACKAGE = Path(SPEC_DIR).parent
 
 
 def cited(tables: Tables) -> set[str]:
-    return {r for e in (*tables.events, *tables.properties, *tables.responses) for r in e.rules}
+    lists = (
+        [e.rules for e in tables.events] + [p.rules for p in tables.properties] + [c.rules for c in tables.responses]
+    )
+    return {rule for rules in lists for rule in rules}
 
 
 def stated(tables: Tables) -> dict[str, set[str]]:
@@ -37,7 +40,7 @@ def stated(tables: Tables) -> dict[str, set[str]]:
     return found
 
 
-# -- rules -----------------------------------------------------------------------------------------------------------------------
+# -- rules -------------------------------------------------------------------------------------------------------------
 def test_every_cited_rule_exists() -> None:
     assert cited(TABLES) <= set(RULES)
 
@@ -72,7 +75,7 @@ def test_a_rule_without_its_property_would_be_seen(tmp_path: Path) -> None:
     assert "HKV-S1-002" not in stated(faulty(spec))
 
 
-# -- stages, edges, sets ------------------------------------------------------------------------------------------------------
+# -- stages, edges, sets -----------------------------------------------------------------------------------------------
 def taken_edges(tables: Tables, kind: str) -> set[tuple[str, str]]:
     """(from, to) of every row that moves a segment of this kind; a remembered stage may be any allowed one."""
     allowed, found = tables.kinds[kind].edges, set()
@@ -118,7 +121,7 @@ def test_a_kinds_sets_fit_together(kind: str) -> None:
         assert sets["EVICTING"] <= sets["KEPT"]
 
 
-# -- variables ------------------------------------------------------------------------------------------------------------------
+# -- variables ---------------------------------------------------------------------------------------------------------
 def written_and_read(tables: Tables) -> tuple[set[str], set[str]]:
     """Names that some row writes, and names that some guard, effect, property or sum reads."""
     written = {e.target.name for event in tables.events for e in event.effects}
@@ -161,7 +164,7 @@ def test_the_small_constants_meet_every_assumption() -> None:
             assert evaluate(expr, lambda ref: TABLES.constants[ref.name].small), f"{constant.name}: {text}"
 
 
-# -- shared text names no kind ---------------------------------------------------------------------------------------------------
+# -- shared text names no kind -----------------------------------------------------------------------------------------
 def texts(spec: Spec) -> Iterator[tuple[str, str]]:
     """(place, text) of every rule in the shared files, comments and doc left out."""
     for label, file in spec.files.items():
@@ -186,7 +189,12 @@ def test_shared_rows_and_properties_name_no_kind() -> None:
 
 def test_a_kind_named_in_a_shared_row_would_be_seen(tmp_path: Path) -> None:
     spec = copy_spec(tmp_path)
-    edit(spec / "common.toml", 'tags = ["admission", "write"]', 'tags = ["admission", "write", "swa_window"]', "rows.admit")
+    edit(
+        spec / "common.toml",
+        'tags = ["admission", "write"]',
+        'tags = ["admission", "write", "swa_window"]',
+        "rows.admit",
+    )
     assert kinds_named(read_spec(spec)) == ["common.toml: rows.admit.tags"]
 
 
@@ -212,7 +220,7 @@ def test_there_is_code_to_look_at() -> None:
     assert len([p for p in SOURCES if p.exists()]) > len(CORE)
 
 
-# -- literals -----------------------------------------------------------------------------------------------------------------------
+# -- literals ----------------------------------------------------------------------------------------------------------
 def test_no_guard_is_a_constant() -> None:
     for event in TABLES.events:
         for guard in event.guards:

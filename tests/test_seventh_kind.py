@@ -1,4 +1,4 @@
-"""A kind that nobody foresaw: one TOML file and one recovery entry, no Python, and it is proved, run, drawn and matched."""
+"""A kind that nobody foresaw: one TOML file and one recovery entry, no Python; then it is proved, run and drawn."""
 
 import json
 import random
@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-
 from helpers import Scene, copy_spec, drop, edit, failed, faulty, prove, prove_claims
+
 from hybridkv_ref import cli
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.export import export_json
@@ -63,7 +63,10 @@ def test_its_rows_are_proved(tables: Tables) -> None:
 
 
 def test_it_is_a_bystander_of_every_other_kinds_rows(tables: Tables) -> None:
-    events = [next(e for e in tables.events if e.id == f"{kind}.{row}") for kind, row in (("swa_window", "slide"), ("compressed_kv", "admit"))]
+    events = [
+        next(e for e in tables.events if e.id == f"{kind}.{row}")
+        for kind, row in (("swa_window", "slide"), ("compressed_kv", "admit"))
+    ]
     result = prove(tables, [*events, tables.event("request.join")])
     assert failed(result) == []
     assert any(KIND in o.id for o in result.obligations)
@@ -71,7 +74,9 @@ def test_it_is_a_bystander_of_every_other_kinds_rows(tables: Tables) -> None:
 
 @pytest.mark.parametrize("claim", ["lease_ends", "device_drains", "eviction_ends", "restore_ends", "spill_ends"])
 def test_the_shared_claims_hold_for_it(tables: Tables, claim: str) -> None:
-    result = prove_claims(tables, f"{claim}<{KIND}>" if claim in ("lease_ends", "device_drains", "eviction_ends") else claim)
+    result = prove_claims(
+        tables, f"{claim}<{KIND}>" if claim in ("lease_ends", "device_drains", "eviction_ends") else claim
+    )
     assert any(KIND in o.id for o in result.obligations)
     assert failed(result) == []
 
