@@ -248,6 +248,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] = args.run
     try:
+        if getattr(args, "jobs", 0) < 0:
+            raise InputError(f"--jobs {args.jobs}: expected 0 or more")
         return run(args)
     except InputError as error:
         print(f"hybridkv: {error}", file=sys.stderr)

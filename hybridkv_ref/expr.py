@@ -310,7 +310,7 @@ def render(expr: Expr, names: Callable[[Ref], str] | None = None) -> str:
             text = names(expr) if names else name if role in ("self", "global", "const", "input") else f"{role}.{name}"
             return f"new({text})" if new else text
         case Member(arg=arg, members=members):
-            return f"{render(arg, names)} in {{{', '.join(members)}}}"
+            return f"{_wrap(arg, names)} in {{{', '.join(members)}}}" if members else "False"
     op, args = expr.op, [_wrap(a, names) for a in expr.args]
     if op in _INFIX:
         return f" {op} ".join(args)

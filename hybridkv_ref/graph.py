@@ -47,6 +47,8 @@ def mermaid(tables: Tables, kind: str) -> str:
 def write_svg(tables: Tables, kind: str, path: Path) -> None:
     """The same diagram as SVG; needs the extra ``svg`` (pygraphviz)."""
     edges = merged(tables, kind)
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: cannot be written: no such folder")
     try:
         import pygraphviz
     except ImportError:

@@ -5,7 +5,7 @@ one row in memory and see what follows.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import dataclasses
 
 import msgspec
 
+from hybridkv_ref.compile_py import predicate_source
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.expr import BOOL, INT, TRUE, Expr, Lit, Op, Scope, Type, parse, refs, render
 from hybridkv_ref.names import Declared, declare
@@ -159,6 +160,7 @@ class _Builder:
             for name, constant in spec.kind_constants.items():
                 for kind in self.declared.kind_files:
                     found[f"{kind}.{name}"] = self.constant(f"{kind}.{name}", constant, label, kind)
+        _assumptions_hold(found)
         return found
 
     def constant(self, name: str, spec: ConstantSpec, label: str, kind: str) -> Constant:
@@ -166,7 +168,7 @@ class _Builder:
         assume = tuple(
             (text, parse(text, scope, f"{label}: constants.{name}.assume[{i}]")) for i, text in enumerate(spec.assume)
         )
-        return Constant(name, spec.small, assume, spec.doc)
+        return Constant(name, spec.small, assume, spec.doc, label)
 
     def globals(self) -> dict[str, Var]:
         found = {n: self.var(n, s, "", f"pool.{n}", "global", "") for n, s in self.declared.pool.items()}
@@ -346,6 +348,19 @@ class _Builder:
             tuple(read(r, f"rank[{i}]", INT) for i, r in enumerate(claim.rank)),
             helpful, frozenset(claim.without), frozenset(claim.also_fair), tuple(claim.rules), f"{claim.from_}  leads to  {claim.to}",
         )  # fmt: skip
+
+
+def _assumptions_hold(constants: Mapping[str, Constant]) -> None:
+    """The small values meet every assumption.  So all of them can hold at once, and no proof rests on a contradiction."""
+    small = {name: constant.small for name, constant in constants.items()}
+    for name, constant in constants.items():
+        for index, (text, expr) in enumerate(constant.assume):
+            space: dict[str, Callable[[None], bool]] = {}
+            exec(predicate_source(expr, "holds", (), small), space)
+            if not space["holds"](None):
+                values = ", ".join(f"{r}={small[r]}" for r in sorted({ref.name for ref in refs(expr)}))
+                place = f"{constant.file}: constants.{name}.assume[{index}]"
+                raise InputError(f"{place}: '{text}' does not hold for the small values ({values})")
 
 
 def _id(name: str, kinds: Mapping[str, str]) -> str:

@@ -221,8 +221,11 @@ def footprint(model: Model, tokens: int, kv_dtype: str | None = None, index_dtyp
 
 
 def model_names(spec: Path = SPEC_DIR) -> list[str]:
-    """Names of the models that ``spec`` holds, sorted."""
-    return sorted(path.stem for path in (spec / "models").glob("*.toml"))
+    """Names of the models that ``spec`` holds, sorted; InputError when there are none."""
+    names = sorted(path.stem for path in (spec / "models").glob("*.toml"))
+    if not names:
+        raise InputError(f"{spec / 'models'}: no model files")
+    return names
 
 
 def load_model(name: str, spec: Path = SPEC_DIR) -> Model:

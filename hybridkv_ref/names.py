@@ -12,6 +12,7 @@ from hybridkv_ref.errors import InputError
 from hybridkv_ref.expr import BOOL, COUNTER, INT, Ref, Scope, Type, enum
 from hybridkv_ref.spec_files import FileSpec, VarSpec
 from hybridkv_ref.tables import CLASS_OF, ROLES
+from hybridkv_ref.ties import check_ties
 
 SIMPLE = {"int": INT, "counter": COUNTER, "bool": BOOL}
 
@@ -94,6 +95,7 @@ class Declared:
 
 def declare(files: Mapping[str, FileSpec]) -> Declared:
     """Collects the declarations of all files; a name declared twice is an error."""
+    check_ties(files)
     kind_files = {spec.kind: label for label, spec in files.items() if spec.kind}
     if len(kind_files) != sum(1 for spec in files.values() if spec.kind):
         raise InputError("kinds: two files describe the same kind")
@@ -116,8 +118,10 @@ def declare(files: Mapping[str, FileSpec]) -> Declared:
             for name, var in fresh.items():
                 _once(known, name, label, "variable")
                 known[name] = var
-        constants += spec.constants
-        kind_constants += spec.kind_constants
+        for seen, declared in ((constants, spec.constants), (kind_constants, spec.kind_constants)):
+            for name in declared:
+                _once((*constants, *kind_constants), name, label, "constant")
+                seen.append(name)
     capabilities = {spec.kind: frozenset(spec.capabilities) for spec in files.values() if spec.kind}
     segment = {}
     for label, spec in files.items():

@@ -7,6 +7,7 @@ proofs has no division).  That both forms mean the same is an obligation of ``hy
 """
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
@@ -17,6 +18,7 @@ from hybridkv_ref.spec_files import Record
 from hybridkv_ref.tables import Guard
 
 FILE = "recovery.toml"
+POSITIONS = ("s", "F")
 
 
 class NeedSpec(Record, frozen=True):
@@ -27,7 +29,7 @@ class NeedSpec(Record, frozen=True):
 
     lo: str
     hi: str
-    miss: str
+    miss: Literal["replay", "prefill"]
     exact: bool = False
     params: dict[str, str] = {}
     doc: str = ""
@@ -59,6 +61,8 @@ def read_needs(raw: Mapping[str, object]) -> tuple[RecoverySpec, dict[str, Need]
         spec = msgspec.convert(raw, RecoverySpec)
     except msgspec.ValidationError as error:
         raise InputError(f"{FILE}: {error}") from None
+    if set(spec.positions) != set(POSITIONS):
+        raise InputError(f"{FILE}: positions: expected s and F, got {', '.join(spec.positions) or 'none'}")
     needs = {}
     for kind, entry in spec.need.items():
         names = {n: Ref("input", n, INT) for n in ("s", "F", *entry.params)}
@@ -77,6 +81,9 @@ def prover_form(spec: RecoverySpec, need: Need, declared: Declared) -> tuple[Exp
     for name, target in mapping.items():
         if target not in scope.names:
             raise InputError(f"{place}.params.{name}: '{target}' is no constant or request variable")
+    for text, target in spec.boundary.items():
+        if target not in scope.names or not scope.names[target].type.number:
+            raise InputError(f"{FILE}: boundary.{text}: '{target}' is no number of the request")
 
     def turn(expr: Expr) -> Expr | None:
         if isinstance(expr, Op) and expr.op == "floor_to":

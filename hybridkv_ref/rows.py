@@ -71,6 +71,8 @@ class RowBuilder:
                 raise InputError(f"{place}.{prefix}from: this scope has no stage")
             return
         allowed = self.stage_names(scope, ref.type, source, f"{place}.{prefix}from")
+        if not allowed:
+            raise InputError(f"{place}.{prefix}from: '{source}' is an empty set")
         if source:
             guard = Member(ref, allowed) if len(allowed) > 1 else parse(f"{dotted} == {allowed[0]}", scope, place)
             part.guards.append(Guard(render(guard), guard, f"{place}.{prefix}from"))

@@ -28,9 +28,10 @@ from hybridkv_ref.tables import CLASS_OF, ROLES, Effect, Event, Property, Tables
 
 ORDERED, EQUAL = {"<", "<=", ">", ">="}, {"==", "!="}
 OWNERS = {cls: tuple(r for r in ROLES[cls] if CLASS_OF[r] != cls) for cls in set(CLASS_OF.values())}
+
+SLACKS = (0, 1)
 import os
-SLACKS = eval(os.environ.get('SL','(0,1)'))
-PATIENCE, PAUSE, TOLL = eval(os.environ.get('PA','(40,5,5)'))
+GOALS, PATIENCE, PAUSE, TOLL = 8, 40, int(os.environ.get('PAU','8')), 5
 RANGE = (3, 4, 5, 6, 7, 8, 1, 0)
 """Steps after which a goal that was not reached is put off, and steps between two goals in which rows are merely varied."""
 FIRED, REFUSED, TIE = 0.3, 1.0, 0.5
@@ -51,7 +52,7 @@ class Size:
 
     segments: int = 2
     others: int = 2
-    kinds: int = 3
+    kinds: int = 2
 
 
 @dataclass
@@ -287,6 +288,16 @@ class Plan:
         stages = self.tables.stages.get(entity.kind or entity.cls)
         return stages is None or entity.stage != stages[0]
 
+    def aims(self) -> st.SearchStrategy[tuple[list[str], list[str]]]:
+        """Some kinds, and the ids of some events of theirs to bring about in turn."""
+
+        def with_goals(kinds: list[str]) -> st.SearchStrategy[tuple[list[str], list[str]]]:
+            fit = [e.id for e in self.tables.events if set(e.kinds.values()) <= set(kinds)]
+            return st.tuples(st.just(kinds), st.lists(st.sampled_from(fit), min_size=1, max_size=GOALS, unique=True))
+
+        names = st.sampled_from(sorted(self.tables.kinds))
+        return st.lists(names, min_size=1, max_size=self.size.kinds, unique=True).flatmap(with_goals)
+
     def rigid(self) -> dict[str, st.SearchStrategy[Value]]:
         """A small strategy per rigid variable of each place, by ``place.variable``."""
         found: dict[str, st.SearchStrategy[Value]] = {}
@@ -332,6 +343,7 @@ class Guide:
         self.nodes = range(len(bindings))
         self.index = {(row.event.id, fit): i for i, (row, fit) in enumerate(bindings)}
         self.tries, self.row_tries = [0.0] * len(bindings), Counter[str]()
+        self.turn(())
         self.truth: list[tuple[bool, ...]] = []
         self.known: dict[tuple[int, int], list[int]] = {}
         self.writers: dict[tuple[int, str], list[tuple[int, Effect]]] = defaultdict(list)
@@ -352,12 +364,19 @@ class Guide:
         """Counts an attempt; one that was refused makes the node dearer."""
         self.tries[self.index[row, fit]] += FIRED if fired else REFUSED
         self.row_tries[row] += 1
+        self.since[row] += 1
+
+    def turn(self, near: tuple[Any, ...]) -> None:
+        """Looks at these entities for a while (at all for an empty tuple)."""
+        self.near, self.since = {id(e) for e in near}, Counter()
 
     def least_tried(self, slack: int) -> list[int]:
-        """The open nodes of the rows that were tried least, give or take ``slack``."""
+        """The open nodes, near first, of the rows that were tried least, give or take ``slack``."""
         is_open = [i for i in self.nodes if all(self.truth[i])]
-        most = min((self.row_tries[self.row(i)] for i in is_open), default=0) + slack
-        return [i for i in is_open if self.row_tries[self.row(i)] <= most]
+        near = [i for i in is_open if any(id(e) in self.near for e in self.bindings[i][1])]
+        chosen, tries = (near, self.since) if near else (is_open, self.row_tries)
+        most = min((tries[self.row(i)] for i in chosen), default=0) + slack
+        return [i for i in chosen if tries[self.row(i)] <= most]
 
     def makers(self, node: int, number: int) -> list[int]:
         """The nodes that may make one guard of a node true."""
@@ -439,17 +458,11 @@ class TableRules(RuleBasedStateMachine):
     plan: ClassVar[Plan]
     coverage: ClassVar[Coverage]
 
-    def begin(self, goals: list[str], rigid: Mapping[str, Value], slack: int) -> None:
-        """Makes a world of the goals' kinds; rigid variables that belong to kinds left out keep their first value."""
+    def begin(self, aims: tuple[list[str], list[str]], rigid: Mapping[str, Value], slack: int) -> None:
+        """Makes a world of some kinds, with goals; rigid variables of kinds left out keep their first value."""
         self.coverage.examples += 1
         plan, self.slack, self.world = self.plan, slack, self.plan.machine.world()
-        kinds: set[str] = set()
-        self.goals: list[str] = []
-        for goal in goals:
-            wider = kinds | set(plan.tables.event(goal).kinds.values())
-            if len(wider) <= plan.size.kinds:
-                kinds = wider
-                self.goals.append(goal)
+        kinds, self.goals = aims
         self.entities: dict[str, Any] = {"": self.world.pool}
         absent = tuple(f".{k}" for k in plan.tables.kinds if k not in kinds)
         for place in plan.places:
@@ -491,8 +504,10 @@ class TableRules(RuleBasedStateMachine):
         fired = self.attempt(self.rows[row][0], entities, self.propose(self.rows[row][0], entities, pick[1], pick[2:]))
         self.guide.tried(row, entities, fired)
         self.patience -= 1 if fired else TOLL
-        if self.patience <= 0 or (fired and row == self.goals[0]):
+        reached = fired and row == self.goals[0] and self.patience < PATIENCE
+        if reached or self.patience <= 0:
             self.goals, self.patience = [*self.goals[1:], self.goals[0]], PATIENCE + PAUSE
+            self.guide.turn(entities if reached else ())
         self.open = {}
         other, others = self.guide.bindings[astray % len(self.guide.bindings)]
         if not all(other.truth(self.world.pool, *others)):
@@ -598,8 +613,7 @@ def machine_class(tables: Tables, size: Size = Size(), constants: Mapping[str, i
     """A Hypothesis state machine with one rule per event of the tables; ``constants`` as for ``Machine``."""
     plan = Plan(tables, size, constants)
     space: dict[str, Any] = {"plan": plan, "coverage": Coverage(), "__module__": __name__, "__doc__": TableRules.__doc__}
-    goals = st.lists(st.sampled_from([e.id for e in tables.events]), min_size=1, max_size=8, unique=True)
-    start = initialize(goals=goals, rigid=st.fixed_dictionaries(plan.rigid()), slack=st.sampled_from(SLACKS))
+    start = initialize(aims=plan.aims(), rigid=st.fixed_dictionaries(plan.rigid()), slack=st.sampled_from(SLACKS))
     space["begin"] = start(TableRules.begin)
     for row in plan.rows:
         pick = st.tuples(*[PICK] * (2 + len(row.choices)))

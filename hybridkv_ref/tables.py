@@ -66,12 +66,13 @@ class Var:
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """A symbolic constant with its value in finite instances."""
+    """A symbolic constant with its value in finite instances, which meets every ``assume``."""
 
     name: str
     small: int
     assume: tuple[tuple[str, Expr], ...]
     doc: str
+    file: str
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from hybridkv_ref.machine import Machine
 from hybridkv_ref.model_checks.frames import Assumptions, owner_name
 from hybridkv_ref.model_checks.induction import Task
 from hybridkv_ref.model_checks.promela import assignments, condition, promela
-from hybridkv_ref.model_checks.samples import Batch, Ints, mentions, samples
+from hybridkv_ref.model_checks.random_states import Batch, Ints, mentions, samples
 from hybridkv_ref.model_checks.smt import literal
 from hybridkv_ref.model_checks.spin import build, run_verifier
 from hybridkv_ref.model_checks.vector import code, decode, vector_function

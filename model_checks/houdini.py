@@ -12,25 +12,27 @@ them or assign one from the other, directly or through others.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import permutations
 
+import numpy as np
 import z3
 
 from hybridkv_ref.expr import BOOL, INT, TRUE, Expr, Lit, Op, Ref, children, refs
 from hybridkv_ref.model_checks.base import Base
 from hybridkv_ref.model_checks.frames import Assumptions, Frame, Inst, copy_pairs, placements
 from hybridkv_ref.model_checks.induction import Task
+from hybridkv_ref.model_checks.instances import Instance
+from hybridkv_ref.model_checks.samples import Samples, Scope, sampled
 from hybridkv_ref.model_checks.smt import new_solver
 from hybridkv_ref.rows import STAGE_ROLE
 from hybridkv_ref.tables import CLASS_OF, Property, Tables, Var
 
 Progress = Callable[[int, int], None]
 Premise = tuple[Expr, ...]
-Scope = tuple[str, tuple[tuple[str, str], ...]]  # scope and the kinds of its roles
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
-ROLES_OF = {"segment": ("self",), "lease": ("lease", "self", "req"), "request": ("req",), "graph": ("graph",), "copy": ("copy", "src", "dst")}
+ROLES_OF: dict[str, tuple[str, ...]] = {"global": (), "segment": ("self",), "lease": ("lease", "self", "req"), "request": ("req",), "graph": ("graph",), "copy": ("copy", "src", "dst")}
 
 
 @dataclass(frozen=True)
@@ -127,16 +129,17 @@ def candidates(tables: Tables) -> Iterator[Candidate]:
     related = Related(tables)
     for scope in scopes(tables):
         owned = variables(tables, scope)
-        ends = {"lease": ("lease",), "copy": ("copy",)}.get(scope[0], tuple(owned))
+        own = next(iter(owned))
+        shared = constants(tables, scope)
         for premise, about in premises(tables, scope[0], owned):
-            singles = [r for role in owned for r in owned[role]] if premise else [r for role in ends for r in owned[role]]
-            if not about:
-                yield from (Candidate(scope, premise, c) for r in singles for c in alone(r))
-            shared = [*owned.get("global", ()), *constants(tables, scope)]
-            for left, right in permutations([*singles, *shared], 2):
-                if crosses(scope[0], left, right) and related(left, right) and fits(about, left, right):
-                    yield Candidate(scope, premise, Op("<=", (left, right), BOOL))
-                    yield Candidate(scope, premise, Op("<", (left, right), BOOL))
+            for role, refs_of in owned.items() if about is None else ():
+                wanted = refs_of if role == own else [r for r in refs_of if premise and r.name == "stage"]
+                yield from (Candidate(scope, premise, claim) for ref in wanted for claim in alone(ref))
+            numbers = [r for role in owned for r in owned[role] if r.type.number]
+            for left, right in permutations([*numbers, *shared], 2):
+                if pairs_up(scope[0], left, right) and related(left, right) and fits(about, left, right):
+                    orders = ("<=",) if scope[0] in ("lease", "copy", "global") else ("<=", "<")
+                    yield from (Candidate(scope, premise, Op(order, (left, right), BOOL)) for order in orders)
 
 
 def variables(tables: Tables, scope: Scope) -> dict[str, list[Ref]]:
@@ -186,19 +189,19 @@ def alone(ref: Ref) -> Iterator[Expr]:
         yield from (Op("!=", (ref, Lit(m, ref.type)), BOOL) for m in ref.type.members)
 
 
-def crosses(scope: str, left: Ref, right: Ref) -> bool:
-    """Pairs worth asking: of two entities where the scope has several; never two that no row can change."""
-    if {left.role, right.role} <= {"const"} or not (left.type.number and right.type.number):
-        return False
-    return scope not in ("lease", "copy") or left.role != right.role
+def pairs_up(scope: str, left: Ref, right: Ref) -> bool:
+    """Pairs worth asking: across entities where the scope has several, of one kind where a request has one per kind."""
+    if left.role == right.role:
+        suffixes = {left.name.partition(".")[2], right.name.partition(".")[2]} - {""}
+        return scope not in ("lease", "copy") and len(suffixes) < 2
+    shared = {left.role, right.role} <= {"const", "global"}
+    return scope == "global" if shared else True
 
 
 def fits(about: Ref | None, left: Ref, right: Ref) -> bool:
     """A claim under a count is about variables of the count's kind."""
-    if about is None:
-        return True
-    suffix = about.name.partition(".")[2]
-    return bool(suffix) and {left.name.partition(".")[2], right.name.partition(".")[2]} == {suffix}
+    suffix = about.name.partition(".")[2] if about else ""
+    return about is None or (bool(suffix) and {left.name.partition(".")[2], right.name.partition(".")[2]} == {suffix})
 
 
 # -- the fixed point ---------------------------------------------------------------------------------------------------------
@@ -210,26 +213,20 @@ class Houdini:
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
+        self.settled: dict[Group, dict[Expr, None]] = {}
         self.left: dict[Group, dict[Expr, None]] = {}
-        for candidate in candidates(tables):
-            self.left.setdefault((candidate.scope, candidate.premise), {})[candidate.claim] = None
-        self.total = self.size
-        self.rounds = 0
-
-    @property
-    def size(self) -> int:
-        """How many candidates are left."""
-        return sum(map(len, self.left.values()))
+        self.total = self.dropped = self.rounds = 0
 
     def properties(self) -> dict[str, tuple[Group, Property]]:
-        """The candidates as invariants, one per premise."""
+        """The candidates as invariants, one per premise: those that are settled, and those that are still tried."""
         found = {}
-        for number, (group, claims) in enumerate(self.left.items()):
-            if claims:
-                (scope, kinds), premise = group
-                whole = implies(premise, conjunction(tuple(claims)))
-                name = f"inferred.{number}"
-                found[name] = (group, Property(name, "invariant", scope, dict(kinds), whole, "", "", "inferred"))
+        for label, groups in (("settled", self.settled), ("tried", self.left)):
+            for number, (group, claims) in enumerate(groups.items()):
+                if claims:
+                    (scope, kinds), premise = group
+                    whole = implies(premise, conjunction(tuple(claims)))
+                    name = f"{label}.{number}"
+                    found[name] = (group, Property(name, "invariant", scope, dict(kinds), whole, "", "", "inferred"))
         return found
 
     def assuming(self, named: dict[str, tuple[Group, Property]]) -> Tables:
@@ -241,10 +238,15 @@ class Houdini:
         claims = [c for c in broken if c in self.left[group]]
         for claim in claims:
             del self.left[group][claim]
+        self.dropped += len(claims)
         return len(claims)
 
-    def run(self, progress: Progress | None) -> None:
-        """To the fixed point; ``progress`` gets (candidates dropped, all)."""
+    def run(self, tried: Iterable[Candidate], samples: Mapping[Scope, Samples], progress: Progress | None) -> None:
+        """Tries candidates beside what is settled, to the fixed point; ``progress`` gets (dropped, all)."""
+        for candidate in tried:
+            self.left.setdefault((candidate.scope, candidate.premise), {})[candidate.claim] = None
+        self.total += sum(map(len, self.left.values()))
+        self.observed(samples)
         self.initially()
         changed = True
         while changed:
@@ -256,7 +258,19 @@ class Houdini:
             for event in tables.events:
                 changed |= self.under(Task(tables, event, base), named) > 0
                 if progress:
-                    progress(self.total - self.size, self.total)
+                    progress(self.dropped, self.total)
+        for group, claims in self.left.items():
+            self.settled.setdefault(group, {}).update(claims)
+        self.left = {}
+
+    def observed(self, samples: Mapping[Scope, Samples]) -> None:
+        """Drops what a state breaks that a search reached."""
+        for group, claims in self.left.items():
+            scope, premise = group
+            if scope in samples:
+                seen = samples[scope]
+                here = seen.holds(conjunction(premise))
+                self.drop(group, [c for c in list(claims) if not np.all(seen.holds(c)[here])])
 
     def initially(self) -> None:
         """Drops what the first state breaks."""
@@ -283,7 +297,7 @@ class Houdini:
             if fresh:
                 names = frozenset(i.name for i in fresh)
                 task.solver.add(*base.facts(Frame(task.tables, task.acting, fresh), names))
-            dropped += self.broken(task, [(named[g.id][0], b) for g, b in goals if isinstance(g, Property)])
+            dropped += self.broken(task, [(named[g.id][0], b) for g, b in goals if g.id.startswith("tried.")])
             task.solver.pop()
         return dropped
 
@@ -315,19 +329,30 @@ def conjunction(parts: tuple[Expr, ...]) -> Expr:
     return TRUE if not parts else parts[0] if len(parts) == 1 else Op("and", parts, BOOL)
 
 
-def infer(tables: Tables, progress: Progress | None = None) -> InferResult:
-    """The largest inductive conjunction of candidates, and which of the tables' invariants it implies."""
+def infer(tables: Tables, instances: Iterable[Instance] = (), progress: Progress | None = None) -> InferResult:
+    """The largest inductive conjunction of candidates, and which of the tables' invariants it implies.
+
+    What the searches of ``instances`` refute is dropped at once, which saves most of the solver's work.
+    """
     search = Houdini(tables)
-    search.run(progress)
+    every = list(candidates(tables))
+    samples = sampled(tables, instances, {s: ROLES_OF[s[0]] for s in scopes(tables)})
+    for pairs in (False, True):
+        search.run([c for c in every if is_pair(c.claim) == pairs], samples, progress)
     named = search.properties()
     found = search.assuming(named)
     base = Assumptions(found)
     implied = [p.id for p in tables.forms("invariant") if follows(found, base, p)]
     missed = [p.id for p in tables.forms("invariant") if p.id not in set(implied)]
     return InferResult(
-        found.properties, tuple(implied), tuple(missed), search.total, search.total - search.size, search.rounds,
+        found.properties, tuple(implied), tuple(missed), search.total, search.dropped, search.rounds,
         sums_hold(found, base),
     )  # fmt: skip
+
+
+def is_pair(claim: Expr) -> bool:
+    """Whether a claim orders two variables; those are tried when everything else is settled."""
+    return isinstance(claim, Op) and len(claim.args) == 2 and all(isinstance(a, Ref) for a in claim.args)
 
 
 def follows(tables: Tables, base: Assumptions, prop: Property) -> bool:

@@ -184,7 +184,9 @@ class Task:
             self.solver.pop()
 
     def property(self, prop: "Property | _Kept", bound: Binding, label: str) -> None:
-        """One property over one binding."""
+        """One property over one binding; ``#role`` tells two actors of one kind apart."""
+        if len(set(self.event.kinds.values())) < len(self.event.kinds):
+            label = "".join(f"#{r}" for r in self.event.kinds if self.acting[r] in bound.values()) + label
         if isinstance(prop, _Kept):
             before, after = self.base.words.pre(prop.expr, bound), self.post(prop.expr, bound, False)
             self.prove(f"{prop.id}{label}", before == after, "sum", prop.id, ("HKV-ACC-001",), "a bystander's share is as it was")

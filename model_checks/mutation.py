@@ -61,7 +61,8 @@ class Killer:
         tables = dataclasses.replace(self.tables, events=tuple(ids.get(e.id, e) for e in self.tables.events))
         found = self.by_induction(tables, changed) or self.by_claims(tables, changed)
         if found is not None:
-            return Verdict(mutant.id, "killed", found.method, found.property, found.rules)
+            status = "killed" if found.status == "failed" else "survived"  # no verdict within the limit is no kill
+            return Verdict(mutant.id, status, found.method, found.property, found.rules)
         if all(self.equivalent(e, self.originals[e.id]) for e in changed):
             return Verdict(mutant.id, "equivalent", "solver")
         lost = self.witness(tables, ids) if self.witness else ""

@@ -1,106 +1,70 @@
-"""Random states for single events: values of all variables within an event's reach, reachable or not.
+"""States that the finite instances reach, gathered per scope: cheap evidence against a claim, never for one.
 
-Half of the samples are repaired until every guard holds, most others until exactly one does not, so that every conjunct
-decides; the rest is left as drawn.
+The searches merge states that differ in what does not matter (see ``canonical``), so a claim that fails here may still
+hold of the rows; whoever uses the samples may lose a true claim by that, and gains no false one.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from hybridkv_ref.expr import BOOL, INT, Ref, refs
-from hybridkv_ref.model_checks.vector import vector_function
-from hybridkv_ref.tables import CLASS_OF, Event, Guard, Tables
+from hybridkv_ref.expr import INT, Expr, Ref, refs
+from hybridkv_ref.model_checks.explore import Graph, explore
+from hybridkv_ref.model_checks.instances import Entity, Instance, fitting
+from hybridkv_ref.model_checks.space import Compiled
+from hybridkv_ref.model_checks.vector import VectorFunction, vector_function
+from hybridkv_ref.tables import CLASS_OF, Tables
 
-Ints = npt.NDArray[np.int64]
-ROUNDS = 60  # of repair; a sample that is not as wanted by then is used as it is
-PER_ROUND = 40  # samples of an event with the same constants, which the machine compiles in
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Samples of one event: ``values[i, j]`` is variable ``cells[j]`` in sample i, enum members as positions."""
-
-    event: Event
-    cells: tuple[Ref, ...]
-    values: Ints
-
-    def constants(self) -> dict[str, int]:
-        """The constants, which are the same in all samples of a batch."""
-        return {r.name: int(v) for r, v in zip(self.cells, self.values[0], strict=True) if r.role == "const"}
+MOST = 400
+Scope = tuple[str, tuple[tuple[str, str], ...]]  # a scope and the kinds of its segment roles
 
 
-def cells(tables: Tables, event: Event) -> tuple[Ref, ...]:
-    """All variables of an event's entities, all globals and constants, and its inputs."""
-    found = [Ref("global", n, v.type) for n, v in tables.globals.items()]
-    found += [Ref("const", n, INT) for n in tables.constants]
-    for role in event.roles:
-        found += [Ref(role, n, v.type) for n, v in tables.vars_of(CLASS_OF[role], event.kinds.get(role, "")).items()]
-    found += [Ref("input", n, t) for n, t in event.inputs.items()]
-    mentioned = {(r.role, r.name): r for r in mentions(event)}  # an enum's label may differ from the declaration's
-    return tuple(mentioned.get((r.role, r.name), r) for r in found)
+@dataclass
+class Samples:
+    """The states of one scope: a row per state, a column per variable of the roles (see ``vector``)."""
+
+    columns: tuple[Ref, ...]
+    rows: Any
+    functions: dict[Expr, tuple[tuple[Ref, ...], VectorFunction]] = field(default_factory=dict)
+
+    def holds(self, expr: Expr) -> Any:
+        """Per row, whether a bool expression holds."""
+        if expr not in self.functions:
+            slots = tuple(refs(expr))
+            self.functions[expr] = slots, vector_function(expr, slots)
+        slots, function = self.functions[expr]
+        found = function([self.rows[:, self.columns.index(r)] for r in slots])
+        return np.broadcast_to(found, len(self.rows))
 
 
-def mentions(event: Event) -> set[Ref]:
-    """The variables that an event reads or writes."""
-    read = set().union(*(refs(g.expr) for g in event.guards), *(refs(e.expr) for e in event.effects))
-    return read | {e.target for e in event.effects}
+def sampled(
+    tables: Tables, instances: Iterable[Instance], scopes: Mapping[Scope, tuple[str, ...]]
+) -> dict[Scope, Samples]:
+    """What these instances reach, for the wanted scopes (with their roles); one that no instance has is left out."""
+    compiled, parts = Compiled(tables), dict[Scope, list[Any]]()
+    columns = {scope: tuple(_columns(tables, roles, dict(scope[1]))) for scope, roles in scopes.items()}
+    for instance in instances:
+        graph = explore(tables, instance, compiled=compiled)
+        for scope, roles in scopes.items():
+            for chosen in fitting(graph.instance.entities, roles, dict(scope[1])):
+                parts.setdefault(scope, []).append(_rows(graph, columns[scope], dict(zip(roles, chosen, strict=True))))
+    return {s: Samples(columns[s], np.concatenate(p)) for s, p in parts.items()}
 
 
-def sample(event: Event, at: tuple[Ref, ...], fixed: dict[str, int], count: int, rng: np.random.Generator) -> Batch:
-    """Random values, repaired by redrawing the variables of guards that are not as wanted."""
-    values = np.stack([_draw(r, count, rng) for r in at], axis=1)
-    for index, ref in enumerate(at):
-        if ref.role == "const":
-            values[:, index] = fixed[ref.name]
-    guards = len(event.guards)
-    wanted = np.ones((count, guards), bool)
-    mode = rng.integers(0, 8, count)
-    one = np.flatnonzero(mode < 3) if guards else np.zeros(0, np.int64)
-    wanted[one, rng.integers(0, max(guards, 1), len(one))] = False
-    repaired = mode < 7
-    functions = [vector_function(g.expr, at) for g in event.guards]
-    free = [[at.index(r) for r in sorted(refs(g.expr), key=str) if r.role != "const"] for g in event.guards]
-    for _ in range(ROUNDS):
-        settled = True
-        for guard, function in enumerate(functions):
-            holds = np.broadcast_to(function(list(values.T)), count)
-            wrong = np.flatnonzero(repaired & (holds != wanted[:, guard]))
-            settled = settled and not len(wrong)
-            chosen = rng.integers(0, len(free[guard]), len(wrong)) if free[guard] else wrong
-            for number, column in enumerate(free[guard]):
-                rows = wrong[chosen == number]
-                values[rows, column] = _redraw(at, column, event.guards[guard], values[rows], rng)
-        if settled:
-            break
-    return Batch(event, at, values)
+def _columns(tables: Tables, roles: tuple[str, ...], kinds: Mapping[str, str]) -> Iterable[Ref]:
+    yield from (Ref("const", n, INT) for n in tables.constants)
+    yield from (Ref("global", n, v.type) for n, v in tables.globals.items())
+    for role in roles:
+        yield from (Ref(role, v.name, v.type) for v in tables.vars_of(CLASS_OF[role], kinds.get(role, "")).values())
 
 
-def _draw(ref: Ref, count: int, rng: np.random.Generator) -> Ints:
-    if not ref.type.number:
-        return rng.integers(0, 2 if ref.type == BOOL else len(ref.type.members), count)
-    wide = rng.random(count) < 0.05
-    return np.where(wide, rng.integers(-50, 50, count), rng.integers(-1, 6, count))
-
-
-def _redraw(at: tuple[Ref, ...], column: int, guard: Guard, values: Ints, rng: np.random.Generator) -> Ints:
-    """New values of one variable; for a number, half of them stand near another number of the same guard."""
-    fresh = _draw(at[column], len(values), rng)
-    near = [at.index(r) for r in refs(guard.expr) if r != at[column] and r.type.number]
-    if not at[column].type.number or not near:
-        return fresh
-    close = values[:, int(rng.choice(sorted(near)))] + rng.integers(-1, 2, len(values))
-    return np.where(rng.random(len(values)) < 0.5, close, fresh)
-
-
-def samples(tables: Tables, count: int, seed: int) -> Iterator[Batch]:
-    """At least ``count`` samples, equally many of every event; every batch of a round has the same constants."""
-    rng = np.random.default_rng(seed)
-    each = -(-count // len(tables.events))
-    layouts = [(event, cells(tables, event)) for event in tables.events]
-    for begin in range(0, each, PER_ROUND):
-        fixed = {name: int(rng.integers(0, 7)) for name in tables.constants}
-        for event, at in layouts:
-            yield sample(event, at, fixed, min(PER_ROUND, each - begin), rng)
+def _rows(graph: Graph, columns: tuple[Ref, ...], by_role: dict[str, Entity]) -> Any:
+    """Every state of a small graph, evenly spread ones of a large."""
+    step = 1 + graph.states // MOST
+    found = np.empty((len(range(0, graph.states, step)), len(columns)), np.int64)
+    for index, ref in enumerate(columns):
+        column = graph.columns[graph.space.position(ref, by_role)]
+        found[:, index] = column[::step] if isinstance(column, np.ndarray) else column
+    return found

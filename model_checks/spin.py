@@ -5,6 +5,7 @@ number of stored states is exact.  Spin's own reductions of a model (dead variab
 are switched off for the same reason.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ OPTIONS = ("-DSAFETY", "-DNOREDUCE", "-DNOFAIR", "-DNOCLAIM", "-DVECTORSZ=4096")
 _STORED = re.compile(r"^\s*([\d.e+]+) states, stored", re.MULTILINE)
 _TRANSITIONS = re.compile(r"^\s*([\d.e+]+) transitions", re.MULTILINE)
 _BYTES = re.compile(r"State-vector (\d+) byte, depth reached (\d+), errors: (\d+)")
+_CUT = ("max search depth too small", "MEMLIM bound", "out of memory", "Search not completed")
 _ERROR = re.compile(r"^pan:\d+: (.*) \(at depth \d+\)", re.MULTILINE)
 
 
@@ -29,7 +31,8 @@ class SpinError(RuntimeError):
 class SpinRun:
     """What Spin found: states stored, transitions, bytes per state, and the first error's text ('' if none).
 
-    Seconds of wall time: ``generate`` for Spin's C text, ``compile`` for the C compiler, ``run`` for the search.
+    Seconds of wall time: ``generate`` for Spin's C text, ``compile`` for the C compiler, ``run`` for the search; and
+    the search's seconds of ``processor`` time.
     """
 
     states: int
@@ -39,6 +42,7 @@ class SpinRun:
     generate: float
     compile: float
     run: float
+    processor: float
 
 
 def missing() -> str:
@@ -65,22 +69,25 @@ def check(
 ) -> SpinRun:
     """Searches a model to its end, or to the first error.
 
-    ``memory_mb`` bounds the search and ``depth`` its stack, ``2**table_bits`` is the size of its hash table, ``optimise``
-    is for the compiler.  SpinError where a bound was too small: a search that was cut short gives no count.
+    ``memory_mb`` bounds the search and ``depth`` its stack, ``2**table_bits`` is the size of its hash table,
+    ``optimise`` is for the compiler.  SpinError where a bound was too small: a search cut short gives no count.
     """
     with tempfile.TemporaryDirectory() as name:
         pan, generate, compiled = build(source, Path(name), [f"-DMEMLIM={memory_mb}"], optimise)
-        begun = time.perf_counter()
+        begun, used = time.perf_counter(), _children()
         text = run_verifier(pan, "-E", f"-m{depth}", f"-w{table_bits}")
-        seconds = time.perf_counter() - begun
+        seconds, processor = time.perf_counter() - begun, _children() - used
     sizes, stored, moved = _BYTES.search(text), _STORED.search(text), _TRANSITIONS.search(text)
     first = _ERROR.search(text)
     if sizes is None or stored is None or moved is None or (int(sizes[3]) > 0) != (first is not None):
-        raise SpinError(_end(text))
-    if first is None and ("Search not completed" in text or "too small" in text):
-        raise SpinError(_end(text))
+        raise SpinError(f"no verdict: {_end(text)}")
+    cut = [line for line in text.splitlines() if any(word in line for word in _CUT)]
+    if first is None and cut:
+        raise SpinError(f"the search was cut short: {'; '.join(cut)}")
     counts = [int(float(m[1])) for m in (stored, moved)]
-    return SpinRun(counts[0], counts[1], int(sizes[1]), first[1] if first else "", generate, compiled, seconds)
+    return SpinRun(
+        counts[0], counts[1], int(sizes[1]), first[1] if first else "", generate, compiled, seconds, processor
+    )
 
 
 def run_verifier(pan: Path, *options: str) -> str:
@@ -93,6 +100,12 @@ def _call(command: Sequence[str], folder: Path) -> str:
     if done.returncode:
         raise SpinError(f"{command[0]}: {_end(done.stdout + done.stderr)}")
     return done.stdout
+
+
+def _children() -> float:
+    """Processor seconds of all processes that this one has waited for."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def _end(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What several test files share: specs with one planted fault, worlds in any state, and expressions evaluated plainly."""
+"""What several test files share: specs with one planted fault, worlds in any state, expressions evaluated plainly."""
 
 import dataclasses
 import operator
@@ -125,9 +125,12 @@ def table_properties(tables: Tables) -> list[tuple[str, Expr]]:
 
 
 def prove_claims(tables: Tables, name: str, base: Assumptions | None = None, kinds: int = 99) -> TaskResult:
-    """The obligations of one liveness claim, for its first ``kinds`` choices of kinds; ``base`` as for ``prove``."""
+    """The obligations of one liveness claim (or one kind of it), for its first ``kinds`` choices of kinds.
+
+    ``base`` is as for ``prove``.
+    """
     base, out = base or Assumptions(tables), TaskResult()
-    for claim in [c for c in tables.responses if c.id.partition("<")[0] == name][:kinds]:
+    for claim in [c for c in tables.responses if name in (c.id, c.id.partition("<")[0])][:kinds]:
         out.obligations += Claim(tables, claim, base).run().obligations
     return out
 
@@ -187,7 +190,9 @@ class Scene:
         self.world, self.event, self.rng = world, event, rng
         by_role: dict[str, Entity] = {}
         for role in sorted(event.roles, key=lambda r: r in ("lease", "copy")):
-            by_role[role] = world.add(CLASS_OF[role], event.kinds.get(role, ""), by_role if role in ("lease", "copy") else {})
+            by_role[role] = world.add(
+                CLASS_OF[role], event.kinds.get(role, ""), by_role if role in ("lease", "copy") else {}
+            )
         self.by_role = by_role
         self.entities = [by_role[role] for role in event.roles]
         self.inputs: dict[str, Value] = {n: self.any_of(t) for n, t in event.inputs.items()}

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import z3
+from helpers import evaluate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import evaluate
 from hybridkv_ref.compile_py import python
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.expr import BOOL, COUNTER, INT, Expr, Lit, Member, Op, Ref, Scope, enum, parse, refs, render, rewrite
@@ -107,7 +107,9 @@ def test_operators_bind_as_in_python() -> None:
         ("min(a, b)", INT, 1, "min(a, b)", "not part of the expression language"),
     ],
 )
-def test_a_refusal_names_place_column_token_and_reason(text: str, want: Any, column: int, token: str, reason: str) -> None:
+def test_a_refusal_names_place_column_token_and_reason(
+    text: str, want: Any, column: int, token: str, reason: str
+) -> None:
     with pytest.raises(InputError) as error:
         parse(text, SCOPE, "t.toml: rows.r.when[0]", want)
     message = str(error.value)
@@ -116,7 +118,9 @@ def test_a_refusal_names_place_column_token_and_reason(text: str, want: Any, col
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("text", ["", "a ==", "a = b", "(a", "a; b", "p and", "\x00", "a b", "(" * 300 + "a" + ")" * 300])
+@pytest.mark.parametrize(
+    "text", ["", "a ==", "a = b", "(a", "a; b", "p and", "\x00", "a b", "(" * 300 + "a" + ")" * 300]
+)
 def test_text_that_is_no_expression_is_one_clear_line(text: str) -> None:
     with pytest.raises(InputError, match=r"^t: column \d+") as error:
         parse(text, SCOPE, "t", INT)
@@ -164,7 +168,7 @@ def test_refs_finds_every_variable_and_rewrite_replaces_it() -> None:
     assert refs(rewrite(tree, lambda e: A if e == B else None)) == {F, A, P, REFS["n"]}
 
 
-# -- any expression at all ------------------------------------------------------------------------------------------------
+# -- any expression at all ---------------------------------------------------------------------------------------------
 def numbers(depth: int, arith: bool) -> st.SearchStrategy[Expr]:
     names = [r for r in REFS.values() if r.type.number]
     leaf: st.SearchStrategy[Expr] = st.one_of(st.sampled_from(names), st.integers(0, 5).map(lambda v: Lit(v, INT)))

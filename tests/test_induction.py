@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import z3
-
 from helpers import add_invariant, add_row, copy_spec, drop, edit, example, failed, proofs_of_changed, prove
+
 from hybridkv_ref.loader import build, load_tables
 from hybridkv_ref.model_checks import base as base_module
 from hybridkv_ref.model_checks import induction, smt
@@ -37,7 +37,7 @@ def proofs() -> TaskResult:
     return prove(TABLES, TABLES.events)
 
 
-# -- the whole set ------------------------------------------------------------------------------------------------------------
+# -- the whole set -----------------------------------------------------------------------------------------------------
 def test_everything_is_proved(proofs: TaskResult) -> None:
     assert failed(proofs) == []
     assert proofs.counterexamples == []
@@ -74,7 +74,7 @@ def test_the_methods_of_the_report_are_those_of_the_proofs(proofs: TaskResult) -
     assert {o.method for o in proofs.obligations} <= set(MEANING)
 
 
-# -- deleting ``pins == 0`` ----------------------------------------------------------------------------------------------------
+# -- deleting ``pins == 0`` --------------------------------------------------------------------------------------------
 GUARDED = [
     (label, section, name)
     for label, file in SPEC.files.items()
@@ -85,7 +85,15 @@ GUARDED = [
 
 
 def test_the_rows_that_free_move_or_overwrite_ask_for_no_pins() -> None:
-    assert {name for _, _, name in GUARDED} >= {"free", "move", "reopen", "split_out", "join_keep", "join_give", "slide"}
+    assert {name for _, _, name in GUARDED} >= {
+        "free",
+        "move",
+        "reopen",
+        "split_out",
+        "join_keep",
+        "join_give",
+        "slide",
+    }
 
 
 @pytest.mark.parametrize(("label", "section", "name"), GUARDED)
@@ -96,7 +104,7 @@ def test_no_row_may_lose_its_test_for_pins(tmp_path: Path, label: str, section: 
         assert any(rule.startswith("HKV-S3-") for o in failed(result) for rule in o.rules), event.id
 
 
-# -- other planted faults: file, section, text, what stands there instead, the property that fails, its rule -------------------
+# -- other planted faults: file, section, text, what stands there instead, the property that fails, its rule -----------
 FAULTS = [
     (COMMON, "rows.admit", " + RESERVE <=", " <=", "admission_leaves_reserve", "HKV-S1-009"),
     (COMMON, "rows.admit", '  "used + size <= CAP",\n', "", "kind_cap", "HKV-S1-002"),
@@ -159,9 +167,11 @@ def test_the_named_rules_exist() -> None:
     assert {rule for *_, rule in FAULTS} <= set(load_rules())
 
 
-# -- counterexamples --------------------------------------------------------------------------------------------------------------
+# -- counterexamples ---------------------------------------------------------------------------------------------------
 def test_what_is_not_inductive_comes_with_the_step_that_breaks_it() -> None:
-    spec = add_invariant(SPEC, COMMON, "made_up", scope="segment", has="cacheable", holds="pins <= 3", rules=["HKV-REF-002"])
+    spec = add_invariant(
+        SPEC, COMMON, "made_up", scope="segment", has="cacheable", holds="pins <= 3", rules=["HKV-REF-002"]
+    )
     tables = build(spec)
     pin = next(e for e in tables.events if e.row == "pin")
     found = example(prove(tables, [pin]), "made_up")
@@ -185,7 +195,7 @@ def test_an_invariant_that_is_false_at_first_is_not_proved() -> None:
     assert {o.id for o in failed(base.out)} == {f"init/made_up<{kind}>" for kind in tables.kinds}
 
 
-# -- nothing is proved by accident -------------------------------------------------------------------------------------------------
+# -- nothing is proved by accident -------------------------------------------------------------------------------------
 def test_a_row_that_can_never_fire_is_reported() -> None:
     spec = add_row(SPEC, SWA, "made_up", when=["start > end"], then=["mark = 0", "generation += 1"])
     tables = build(spec)
@@ -195,7 +205,9 @@ def test_a_row_that_can_never_fire_is_reported() -> None:
 
 
 def test_a_limit_that_can_never_be_reached_is_reported() -> None:
-    spec = add_row(SPEC, SWA, "made_up", inputs={"n": "int"}, when=["n > 2", "mark != n"], then=["mark = n"], can=["n == 2"])
+    spec = add_row(
+        SPEC, SWA, "made_up", inputs={"n": "int"}, when=["n > 2", "mark != n"], then=["mark = n"], can=["n == 2"]
+    )
     tables = build(spec)
     broken = failed(prove(tables, [tables.event("swa_window.made_up")]))
     assert ("swa_window.made_up/can: n == 2", "boundary") in {(o.id, o.method) for o in broken}
@@ -216,7 +228,7 @@ def test_a_kinds_row_cannot_write_another_kinds_pool() -> None:
     assert "separate.compressed_kv" in broken
 
 
-# -- unknown is a failure -------------------------------------------------------------------------------------------------------------
+# -- unknown is a failure ----------------------------------------------------------------------------------------------
 class Tired:
     """A solver that never has an answer."""
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from helpers import Scene, add_row, evaluate, refusal, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import Scene, add_row, evaluate, refusal, snapshot
 from hybridkv_ref.compile_py import attribute
 from hybridkv_ref.expr import Ref, refs
 from hybridkv_ref.loader import build, load_tables
@@ -71,7 +71,7 @@ def test_any_row_in_any_world(name: str, rng: random.Random) -> None:
     check_step(Scene(MACHINE.world(), TABLES.event(name), rng))
 
 
-# -- the checker of this file must be able to fail ----------------------------------------------------------------------------
+# -- the checker of this file must be able to fail ---------------------------------------------------------------------
 def scene_of(machine: Machine, event: str, **values: Any) -> Scene:
     """A scene with these values, by variable (globals, entities by role) or input."""
     scene = Scene(machine.world(), machine.tables.event(event), random.Random(0))
@@ -113,7 +113,7 @@ def test_the_wrong_conjunct_would_be_seen() -> None:
         check_step(wrong)
 
 
-# -- refusals -------------------------------------------------------------------------------------------------------------------
+# -- refusals ----------------------------------------------------------------------------------------------------------
 def test_a_refusal_names_row_conjunct_values_and_rules() -> None:
     scene = scene_of(MACHINE, f"{ORDINARY}.free", self__stage="RETIRING", self__pins=2)
     with pytest.raises(Refused) as error:
@@ -156,10 +156,10 @@ def test_marking_and_copying_out_are_legal_on_pinned_segments() -> None:
         scene = Scene(MACHINE.world(), event, random.Random(event.id))
         scene.settle(src__pins=3)
         scene.fire()
-        assert scene.by_role["src"].pins == 3  # type: ignore[attr-defined]
+        assert scene.by_role["src"].pins == 3
 
 
-# -- calls that are no firing at all ---------------------------------------------------------------------------------------------
+# -- calls that are no firing at all -----------------------------------------------------------------------------------
 def leased(kind: str) -> tuple[World, Any, Any, Any]:
     world = MACHINE.world()
     segment, request = world.add("segment", kind), world.add("request")
@@ -198,12 +198,14 @@ def test_rigid_variables_are_set_once_and_only_they() -> None:
         world.add("request", s=1)
     with pytest.raises(KeyError, match="'nothing' is not a rigid variable"):
         world.add("request", nothing=1)
-    bounded = [(k, n, v.at_least) for k, kind in TABLES.kinds.items() for n, v in kind.vars.items() if v.at_least is not None]
+    bounded = [
+        (k, n, v.at_least) for k, kind in TABLES.kinds.items() for n, v in kind.vars.items() if v.at_least is not None
+    ]
     assert bounded
     for kind, name, least in bounded:
-        assert getattr(world.add("segment", kind, **{name: least}), name) == least
+        assert getattr(world.add("segment", kind, None, **{name: least}), name) == least
         with pytest.raises(ValueError, match=f"{name}={least - 1} is below {least}"):
-            world.add("segment", kind, **{name: least - 1})
+            world.add("segment", kind, None, **{name: least - 1})
 
 
 def test_an_unknown_variable_of_an_entity_is_no_silent_attribute() -> None:
@@ -214,7 +216,7 @@ def test_an_unknown_variable_of_an_entity_is_no_silent_attribute() -> None:
         _ = request.pinned
 
 
-# -- effects read the old state ----------------------------------------------------------------------------------------------------
+# -- effects read the old state ----------------------------------------------------------------------------------------
 def made_up(**row: Any) -> tuple[Tables, Event]:
     spec = add_row(read_spec(SPEC_DIR), f"kinds/{ORDINARY}.toml", "made_up", **row)
     tables = build(spec)

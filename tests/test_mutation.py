@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from test_induction import Tired
 
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.loader import load_tables
@@ -16,7 +17,6 @@ from hybridkv_ref.model_checks.mutation import Killer
 from hybridkv_ref.model_checks.mutation_run import MutationReport, MutationSummary, mutate, mutation_table
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.spec_files import read_spec
-from test_induction import Tired
 
 SPEC = read_spec(SPEC_DIR)
 ALL = list(mutants(SPEC, load_tables()))
@@ -33,7 +33,7 @@ def of_row(name: str) -> list[Mutant]:
     return [m for m in ALL if m.row == name and m.section != NEED]
 
 
-# -- which mutants there are -----------------------------------------------------------------------------------------------------
+# -- which mutants there are -------------------------------------------------------------------------------------------
 def test_every_conjunct_effect_and_column_of_every_row_has_its_mutants() -> None:
     dropped = {(m.file, m.section, m.row, m.key) for m in ALL if m.operator.startswith("drop")}
     for label, file in SPEC.files.items():
@@ -91,12 +91,13 @@ def test_a_mutant_changes_one_row_and_nothing_else() -> None:
     changed = mutant.apply(SPEC)
     assert changed.files[mutant.file].rows["free"].when == []
     restored = msgspec.structs.replace(
-        changed.files[mutant.file], rows={**changed.files[mutant.file].rows, "free": SPEC.files[mutant.file].rows["free"]}
+        changed.files[mutant.file],
+        rows={**changed.files[mutant.file].rows, "free": SPEC.files[mutant.file].rows["free"]},
     )
     assert {**changed.files, mutant.file: restored} == SPEC.files
 
 
-# -- what kills them -----------------------------------------------------------------------------------------------------------------
+# -- what kills them ---------------------------------------------------------------------------------------------------
 def test_every_mutant_of_one_row_is_killed_by_a_named_property(killer: Killer) -> None:
     verdicts = [killer.run(m) for m in of_row("free")]
     assert len(verdicts) >= 8
@@ -134,7 +135,10 @@ def test_without_its_property_a_mutant_survives() -> None:
 def test_a_change_that_means_the_same_is_equivalent(killer: Killer) -> None:
     same = Mutant("common.toml", "rows", "free", "flip", "when[0]", "pins == 0", "pins <= 0")
     assert killer.run(same).status == "equivalent"
-    assert killer.run(Mutant("common.toml", "rows", "free", "flip", "when[0]", "pins == 0", "pins == 0")).method == "identical"
+    assert (
+        killer.run(Mutant("common.toml", "rows", "free", "flip", "when[0]", "pins == 0", "pins == 0")).method
+        == "identical"
+    )
 
 
 def test_what_the_loader_refuses_is_no_kill(killer: Killer) -> None:
@@ -147,7 +151,9 @@ def test_a_lost_witness_kills_and_is_named() -> None:
     mutant = next(m for m in of_row("retry") if m.before == "f < req.f" and m.after == "f <= req.f")
     file = SPEC.files[mutant.file]
     bare = msgspec.structs.replace(file, step={}, response={}, rows={**file.rows})
-    bare = msgspec.structs.replace(bare, rows={**file.rows, "retry": msgspec.structs.replace(file.rows["retry"], can=[])})
+    bare = msgspec.structs.replace(
+        bare, rows={**file.rows, "retry": msgspec.structs.replace(file.rows["retry"], can=[])}
+    )
     spec = msgspec.structs.replace(SPEC, files={**SPEC.files, mutant.file: bare})
     verdict = Killer(spec, lambda tables, events: "the hill" if set(events) == {"request.retry"} else "").run(mutant)
     assert (verdict.status, verdict.method, verdict.killer) == ("killed", "witness", "the hill")
@@ -160,7 +166,7 @@ def test_no_verdict_is_no_kill(monkeypatch: pytest.MonkeyPatch) -> None:
     assert killer.run(of_row("free")[1]).status == "survived"
 
 
-# -- the run -----------------------------------------------------------------------------------------------------------------------------
+# -- the run -----------------------------------------------------------------------------------------------------------
 def test_a_run_counts_and_shows_its_verdicts() -> None:
     report = mutate(SPEC_DIR, only="rows.let_go.then", jobs=1)
     summary = report.summary

@@ -1,0 +1,138 @@
+"""A kind that nobody foresaw: one TOML file and one recovery entry, no Python; then it is proved, run and drawn."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers import Scene, copy_spec, drop, edit, failed, faulty, prove, prove_claims
+
+from hybridkv_ref import cli
+from hybridkv_ref.errors import InputError
+from hybridkv_ref.export import export_json
+from hybridkv_ref.graph import mermaid
+from hybridkv_ref.loader import load_tables
+from hybridkv_ref.machine import Machine
+from hybridkv_ref.model_checks.check import cited_rules_exist
+from hybridkv_ref.recovery import Contents, cache_group, longest_hit
+from hybridkv_ref.tables import Tables
+
+KIND = "vision_embedding"
+DATA = Path(__file__).parent / "data" / "seventh_kind"
+
+
+def add_kind(spec: Path) -> Path:
+    """The whole of what a new kind takes."""
+    shutil.copy(DATA / f"{KIND}.toml", spec / "kinds" / f"{KIND}.toml")
+    recovery = spec / "recovery.toml"
+    recovery.write_text(recovery.read_text("utf-8") + (DATA / "recovery_entry.toml").read_text("utf-8"), "utf-8")
+    return spec
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return add_kind(copy_spec(tmp_path_factory.mktemp("seventh")))
+
+
+@pytest.fixture(scope="module")
+def tables(spec: Path) -> Tables:
+    return load_tables(spec)
+
+
+def test_no_other_file_differs(spec: Path, tmp_path: Path) -> None:
+    plain = copy_spec(tmp_path)
+    names = {p.relative_to(spec): p.read_bytes() for p in spec.rglob("*.toml")}
+    before = {p.relative_to(plain): p.read_bytes() for p in plain.rglob("*.toml")}
+    assert {str(p) for p in names if names[p] != before.get(p)} == {f"kinds/{KIND}.toml", "recovery.toml"}
+
+
+def test_it_joins_the_other_kinds(spec: Path, tables: Tables) -> None:
+    assert set(tables.kinds) - set(load_tables().kinds) == {KIND}
+    cited_rules_exist(tables, spec)
+    mine = {e.row for e in tables.events if KIND in e.kinds.values()}
+    assert mine >= {"admit", "pin", "free", "dim", "brighten", "spill_begin", "publish"}
+    before = {e.id for e in load_tables().events}
+    assert before < {e.id for e in tables.events}
+
+
+def test_its_rows_are_proved(tables: Tables) -> None:
+    result = prove(tables, [e for e in tables.events if KIND in e.kinds.values()])
+    assert len(result.obligations) > 500
+    assert failed(result) == []
+
+
+def test_it_is_a_bystander_of_every_other_kinds_rows(tables: Tables) -> None:
+    events = [
+        next(e for e in tables.events if e.id == f"{kind}.{row}")
+        for kind, row in (("swa_window", "slide"), ("compressed_kv", "admit"))
+    ]
+    result = prove(tables, [*events, tables.event("request.join")])
+    assert failed(result) == []
+    assert any(KIND in o.id for o in result.obligations)
+
+
+@pytest.mark.parametrize("claim", ["lease_ends", "device_drains", "eviction_ends", "restore_ends", "spill_ends"])
+def test_the_shared_claims_hold_for_it(tables: Tables, claim: str) -> None:
+    result = prove_claims(
+        tables, f"{claim}<{KIND}>" if claim in ("lease_ends", "device_drains", "eviction_ends") else claim
+    )
+    assert any(KIND in o.id for o in result.obligations)
+    assert failed(result) == []
+
+
+def test_a_fault_in_its_file_is_found(tmp_path: Path) -> None:
+    spec = add_kind(copy_spec(tmp_path))
+    drop(spec / "kinds" / f"{KIND}.toml", "rows.dim", "pins == 0")
+    broken = failed(prove(tables := faulty(spec), [tables.event(f"{KIND}.dim")]))
+    assert any(rule.startswith("HKV-S3-") for o in broken for rule in o.rules)
+
+
+def test_the_machine_runs_it(tables: Tables) -> None:
+    machine = Machine(tables)
+    for event in tables.events:
+        if KIND in event.kinds.values():
+            scene = Scene(machine.world(), event, random.Random(event.id))
+            scene.settle()
+            scene.fire()
+
+
+def test_it_is_exported_and_drawn(spec: Path, tables: Tables, capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(export_json(tables))
+    assert document["kinds"][KIND]["stages"][0] == "FREE"
+    assert cli.main(["graph", KIND, "--spec", str(spec)]) == 0
+    assert capsys.readouterr().out == mermaid(tables, KIND)
+    assert "    WHOLE --> DIM: dim\n" in mermaid(tables, KIND)
+
+
+def test_the_joint_hit_asks_for_it(spec: Path, tables: Tables) -> None:
+    demands = [g for g in tables.event("request.join").guards if f"need.{KIND}" in g.place]
+    assert demands
+    entries = cache_group("entries", "compressed_kv", 4, {"ratio": 4}, spec)
+    images = cache_group("images", KIND, 4, {"image": 4}, spec)
+    whole = {"entries": Contents(0b1111), "images": Contents(0b1111)}
+    assert longest_hit([entries, images], whole, matched=16, length=20).r == 16
+    shorter = longest_hit([entries, images], {**whole, "images": Contents(0b0111)}, matched=16, length=20)
+    assert (shorter.r, shorter.limiting) == (12, ("images",))
+    assert longest_hit([entries, images], {**whole, "images": Contents(0b1110)}, matched=16, length=20).r == 0
+
+
+def test_its_file_alone_is_not_enough(tmp_path: Path) -> None:
+    spec = copy_spec(tmp_path)
+    shutil.copy(DATA / f"{KIND}.toml", spec / "kinds" / f"{KIND}.toml")
+    with pytest.raises(InputError, match=f"recovery.toml: need.{KIND}: missing"):
+        faulty(spec)
+
+
+def test_its_entry_alone_is_not_enough(tmp_path: Path) -> None:
+    spec = add_kind(copy_spec(tmp_path))
+    (spec / "kinds" / f"{KIND}.toml").unlink()
+    with pytest.raises(InputError, match=f"need.{KIND}: no such kind"):
+        faulty(spec)
+
+
+def test_a_capability_that_it_does_not_live_up_to_is_refused(tmp_path: Path) -> None:
+    spec = add_kind(copy_spec(tmp_path))
+    edit(spec / "kinds" / f"{KIND}.toml", '"restores"]', '"restores", "ranged"]')
+    with pytest.raises(InputError, match=f"kinds/{KIND}.toml: capability 'ranged' needs the part row 'split_out'"):
+        faulty(spec)
