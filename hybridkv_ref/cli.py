@@ -21,7 +21,17 @@ if TYPE_CHECKING:
     from hybridkv_ref.models import Footprint
     from hybridkv_ref.request_traces import Request
 
-UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1024, "mi": 1024**2, "gi": 1024**3, "ti": 1024**4}
+UNITS = {
+    "": 1,
+    "k": 1000,
+    "m": 1000**2,
+    "g": 1000**3,
+    "t": 1000**4,
+    "ki": 1024,
+    "mi": 1024**2,
+    "gi": 1024**3,
+    "ti": 1024**4,
+}
 
 
 def size(text: str) -> int:
@@ -130,7 +140,11 @@ def cmd_models(args: argparse.Namespace) -> int:
     if not args.name:
         models = [load_model(n, args.spec) for n in model_names(args.spec)]
         if args.json:
-            print(msgspec.json.encode([{"name": m.name, "kinds": sorted({g.kind for g in m.groups})} for m in models]).decode())
+            print(
+                msgspec.json.encode(
+                    [{"name": m.name, "kinds": sorted({g.kind for g in m.groups})} for m in models]
+                ).decode()
+            )
             return 0
         table = Table("model", "groups", "confidence")
         for model in models:
@@ -192,13 +206,17 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     from hybridkv_ref.workloads import DEFAULT_WORKLOAD, WORKLOADS
 
-    top = argparse.ArgumentParser(prog="hybridkv", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    top = argparse.ArgumentParser(
+        prog="hybridkv", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=(run.__doc__ or "").strip().rstrip("."), description=run.__doc__)
         sub.set_defaults(run=run)
-        sub.add_argument("--spec", type=Path, default=SPEC_DIR, metavar="DIR", help="tables to read (default: the package's)")
+        sub.add_argument(
+            "--spec", type=Path, default=SPEC_DIR, metavar="DIR", help="tables to read (default: the package's)"
+        )
         return sub
 
     sub = command("check", cmd_check)
@@ -229,7 +247,9 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", action="store_true", help="print JSON")
 
     sub = command("simulate", cmd_simulate)
-    sub.add_argument("trace", nargs="?", type=Path, help="Mooncake JSONL, kv-cache-tester JSON or Azure CSV (default: generate)")
+    sub.add_argument(
+        "trace", nargs="?", type=Path, help="Mooncake JSONL, kv-cache-tester JSON or Azure CSV (default: generate)"
+    )
     sub.add_argument("--model", required=True)
     sub.add_argument("--gpu-memory", required=True, metavar="SIZE", help="device memory for the cache, e.g. 80GiB")
     sub.add_argument("--disk", default="0", metavar="SIZE", help="durable store (default: none)")

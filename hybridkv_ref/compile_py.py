@@ -2,9 +2,20 @@
 
 from collections.abc import Callable, Mapping
 
-from hybridkv_ref.expr import BOOL, Expr, Lit, Member, Op, Ref
+from hybridkv_ref.expr import BOOL, Expr, Lit, Member, Ref
 
-_SYMBOL = {"==": "==", "!=": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">=", "+": "+", "-": "-", "and": "and", "or": "or"}
+_SYMBOL = {
+    "==": "==",
+    "!=": "!=",
+    "<": "<",
+    "<=": "<=",
+    ">": ">",
+    ">=": ">=",
+    "+": "+",
+    "-": "-",
+    "and": "and",
+    "or": "or",
+}
 Namer = Callable[[Ref], str]
 
 

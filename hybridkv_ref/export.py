@@ -1,7 +1,8 @@
 """The loaded tables as normalised JSON, for engines in other languages, and its JSON Schema.
 
-Rows are already expanded per kind; every expression comes as text and as a tree: ``{"lit": 1}``, ``{"ref": "lease.seen"}``
-(with ``"new": true`` for the next value), ``{"op": "<=", "args": [...]}``, ``{"in": [...], "arg": ...}``.
+Rows are already expanded per kind; every expression comes as text and as a tree: ``{"lit": 1}``, ``{"ref":
+"lease.seen"}`` (with ``"new": true`` for the next value), ``{"op": "<=", "args": [...]}``, ``{"in": [...], "arg":
+...}``.
 """
 
 import json
@@ -25,7 +26,10 @@ class ExportExpr(msgspec.Struct):
 
 
 class ExportVar(msgspec.Struct):
-    """A variable; ``type`` is int, counter, bool or the list of an enum's members; ``sum`` says whether it counts others."""
+    """A variable.
+
+    ``type`` is int, counter, bool or the list of an enum's members; ``sum`` says whether it counts others.
+    """
 
     type: str | list[str]
     init: int | bool | str

@@ -13,7 +13,7 @@ Types: int, counter (an int that only grows), bool and enums.  No calls, loops, 
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Union
+from typing import TypeAlias
 
 from hybridkv_ref.errors import InputError
 
@@ -56,7 +56,10 @@ class Lit:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A variable: ``role`` names the entity (self, lease, req, src, ... or global, const, input); ``new`` its next value."""
+    """A variable.
+
+    ``role`` names the entity (self, lease, req, src, ... or global, const, input); ``new`` its next value.
+    """
 
     role: str
     name: str
@@ -82,7 +85,7 @@ class Member:
     type: Type = BOOL
 
 
-Expr = Union[Lit, Ref, Op, Member]
+Expr: TypeAlias = Lit | Ref | Op | Member
 TRUE = Lit(1, BOOL)
 
 

@@ -1,15 +1,14 @@
 """Builds the Tables from the table files: every row once per kind that uses it, every property once per kind it fits.
 
-``load_tables()`` is what everybody calls.  ``build`` takes the records themselves, so that mutation and tests can change
-one row in memory and see what follows.
+``load_tables()`` is what everybody calls.  ``build`` takes the records themselves, so that mutation and tests can
+change one row in memory and see what follows.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-
-import dataclasses
 
 import msgspec
 
@@ -31,7 +30,20 @@ from hybridkv_ref.spec_files import (
     VarSpec,
     read_spec,
 )
-from hybridkv_ref.tables import HANDOFFS, Constant, Event, Guard, Helpful, Kind, Property, Response, Sum, Survivor, Tables, Var
+from hybridkv_ref.tables import (
+    HANDOFFS,
+    Constant,
+    Event,
+    Guard,
+    Helpful,
+    Kind,
+    Property,
+    Response,
+    Sum,
+    Survivor,
+    Tables,
+    Var,
+)
 
 SCHEMA_VERSION = 1
 ZERO = Lit(0, INT)
@@ -50,7 +62,10 @@ def build(spec: Spec) -> Tables:
 
 
 def build_events(spec: Spec) -> tuple[Event, ...]:
-    """Only the events, and without the lint for unread inputs: for mutants, whose one change may leave an input unread."""
+    """Only the events, and without the lint for unread inputs.
+
+    For mutants, whose one change may leave an input unread.
+    """
     return tuple(_Builder(spec, declare(spec.files), lint=False).events())
 
 
@@ -107,7 +122,9 @@ class _Builder:
             n: self.var(n, v, name, f"{label}: segment.{n}", "segment", name)
             for n, v in self.declared.segment[name].items()
         }
-        sets = {n: o[self.declared.stages[name]] for n, o in self.declared.sets.items() if self.declared.stages[name] in o}
+        sets = {
+            n: o[self.declared.stages[name]] for n, o in self.declared.sets.items() if self.declared.stages[name] in o
+        }
         return Kind(
             name, label, spec.title, members, sets, frozenset(spec.capabilities), frozenset(edges),
             {"stage": stage, **own}, tuple(spec.extend),
@@ -127,13 +144,17 @@ class _Builder:
         init: int | str = kind_type.members[0] if kind_type.name == "enum" else 0
         if spec.init is not None:
             init = spec.init if isinstance(spec.init, str) else int(spec.init)
-            if (kind_type.name == "enum") != isinstance(init, str) or (isinstance(init, str) and init not in kind_type.members):
+            if (kind_type.name == "enum") != isinstance(init, str) or (
+                isinstance(init, str) and init not in kind_type.members
+            ):
                 raise InputError(f"{place}.init: {spec.init!r} is not {kind_type}")
         if spec.at_least is not None and not (spec.rigid and kind_type == INT):
             raise InputError(f"{place}.at_least: only a rigid int has a lower bound")
         if spec.at_least is not None and spec.init is None:
             init = spec.at_least
-        return Var(name, kind_type, init, spec.rigid, spec.at_least, self.sums(spec, place, kind), spec.durable, spec.doc)
+        return Var(
+            name, kind_type, init, spec.rigid, spec.at_least, self.sums(spec, place, kind), spec.durable, spec.doc
+        )
 
     def sums(self, spec: VarSpec, place: str, kind: str) -> tuple[Sum, ...]:
         """What a variable adds up; a per-kind counter, a kind's pool and a segment's own count see that kind only."""
@@ -227,7 +248,7 @@ class _Builder:
         for label, spec in self.spec.files.items():
             for name, handoff in spec.handoffs.items():
                 for pair in pairs(self.declared, handoff):
-                    ends = {}
+                    ends: dict[str, RowSource] = {}
                     for role, side in (("src", handoff.src), ("dst", handoff.dst)):
                         if role not in handoff.order:
                             continue
@@ -270,7 +291,7 @@ class _Builder:
         names = self.declared.scope(item.scope, kinds, new=form == "step")
         if isinstance(item, StepSpec) and item.inputs:
             names = names.with_names(self.rows.inputs(item.inputs, where, ""))
-        expr = parse(item.holds, names, f"{where}.holds")
+        expr: Expr = parse(item.holds, names, f"{where}.holds")
         text = item.holds
         if isinstance(item, InvariantSpec) and item.resume:
             held = held_everywhere(self.spec.recovery, self.declared, kinds["self"])
@@ -278,7 +299,7 @@ class _Builder:
             expr, text = Op("implies", (expr, need), BOOL), f"implies({text}, {render(need)})"
         role = item.role if isinstance(item, InvariantSpec) else "goal"
         on = item.on if isinstance(item, StepSpec) else ""
-        choose = TRUE
+        choose: Expr = TRUE
         if isinstance(item, InvariantSpec) and item.choose:
             choose = parse(item.choose, self.declared.scope(item.scope, kinds), f"{where}.choose")
             probes = {r for r in refs(choose) if r.role == "const"}
@@ -305,7 +326,9 @@ class _Builder:
                 target = RowBuilder.stage_names(scope, stage, entry.to, f"{where}.to")
                 unknown = [v for v in entry.keep if v not in self.declared.segment[spec.kind]]
                 if unknown or len(target) != 1:
-                    raise InputError(f"{where}: " + (f"keep: no variable '{unknown[0]}'" if unknown else "to: not one stage"))
+                    raise InputError(
+                        f"{where}: " + (f"keep: no variable '{unknown[0]}'" if unknown else "to: not one stage")
+                    )
                 guards = tuple(
                     Guard(text, parse(text, scope, f"{where}.when[{i}]"), f"{where}.when[{i}]")
                     for i, text in enumerate(entry.when)
@@ -346,12 +369,16 @@ class _Builder:
             _id(name, kinds), claim.form, claim.scope, kinds, read(claim.from_, "from"), read(claim.to, "to"),
             read(claim.given, "given") if claim.given else TRUE,
             tuple(read(r, f"rank[{i}]", INT) for i, r in enumerate(claim.rank)),
-            helpful, frozenset(claim.without), frozenset(claim.also_fair), tuple(claim.rules), f"{claim.from_}  leads to  {claim.to}",
+            helpful, frozenset(claim.without), frozenset(claim.also_fair), tuple(claim.rules),
+            f"{claim.from_}  leads to  {claim.to}",
         )  # fmt: skip
 
 
 def _assumptions_hold(constants: Mapping[str, Constant]) -> None:
-    """The small values meet every assumption.  So all of them can hold at once, and no proof rests on a contradiction."""
+    """The small values meet every assumption.
+
+    So all of them can hold at once, and no proof rests on a contradiction.
+    """
     small = {name: constant.small for name, constant in constants.items()}
     for name, constant in constants.items():
         for index, (text, expr) in enumerate(constant.assume):

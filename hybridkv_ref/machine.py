@@ -1,8 +1,8 @@
 """The machine: the tables, running.
 
-A ``Machine`` is the tables compiled for one choice of constants; a ``World`` is one state: globals and entities.  ``fire``
-applies one event atomically; a refused one changes nothing and says which guard was false, with the values it saw.
-Everything here is generic: there is no kind, row or rule by name.
+A ``Machine`` is the tables compiled for one choice of constants; a ``World`` is one state: globals and entities.
+``fire`` applies one event atomically; a refused one changes nothing and says which guard was false, with the values
+it saw. Everything here is generic: there is no kind, row or rule by name.
 """
 
 from collections.abc import Callable, Mapping
@@ -85,7 +85,9 @@ class Machine:
     def __init__(self, tables: Tables, constants: Mapping[str, int] | None = None) -> None:
         self.tables = tables
         self.constants = {n: c.small for n, c in tables.constants.items()} | dict(constants or {})
-        self.types: dict[tuple[str, str], type] = {("segment", k): _record(k, kind.vars, Entity) for k, kind in tables.kinds.items()}
+        self.types: dict[tuple[str, str], type] = {
+            ("segment", k): _record(k, kind.vars, Entity) for k, kind in tables.kinds.items()
+        }
         self.types |= {(c, ""): _record(c, v, Entity) for c, v in tables.classes.items()}
         self.globals_type = _record("Pool", tables.globals, Globals)
         source = [event_source(e, f"f{i}", self.constants) for i, e in enumerate(tables.events)]
@@ -141,7 +143,10 @@ class World:
         return entity
 
     def fire(self, event_id: str, *entities: Entity, **inputs: Value) -> None:
-        """Fires one event on these entities (in the order of its roles); raises Refused and changes nothing if illegal."""
+        """Fires one event on these entities (in the order of its roles).
+
+        Raises Refused and changes nothing if illegal.
+        """
         compiled = self.machine.events[event_id]
         self.check_arguments(compiled.event, entities, inputs)
         index = compiled.call(self.pool, *entities, *(inputs[n] for n in compiled.event.inputs))
@@ -156,7 +161,7 @@ class World:
             variables = tables.vars_of(entity.cls, entity.kind)
             fresh = {n: v.init for n, v in variables.items() if not v.rigid}
             for survivor, guards in self.machine.survivors.get(entity.kind, ()) if entity.cls == "segment" else ():
-                if entity.stage in survivor.stages and all(g(self.pool, entity) for g in guards):  # type: ignore[attr-defined]
+                if entity.stage in survivor.stages and all(g(self.pool, entity) for g in guards):
                     fresh |= {n: getattr(entity, attribute(n)) for n in survivor.keep}
                     fresh["stage"] = survivor.to
                     break

@@ -1,9 +1,9 @@
 """Recovery entries: what must be present to resume, written once in ``recovery.toml``, read in two forms.
 
 An entry says which token positions ``[lo, hi)`` of its kind must be cached to start computing at ``s`` with entries
-cached up to the frontier ``F >= s``.  The *runtime form* is a Python function of (s, F, parameters); the *prover's form*
-is a set of guard conjuncts over the request, in which ``floor_to(F, ratio)`` is a request variable (the language of the
-proofs has no division).  That both forms mean the same is an obligation of ``hybridkv check``.
+cached up to the frontier ``F >= s``.  The *runtime form* is a Python function of (s, F, parameters); the *prover's
+form* is a set of guard conjuncts over the request, in which ``floor_to(F, ratio)`` is a request variable (the
+language of the proofs has no division).  That both forms mean the same is an obligation of ``hybridkv check``.
 """
 
 from collections.abc import Mapping
@@ -87,7 +87,7 @@ def prover_form(spec: RecoverySpec, need: Need, declared: Declared) -> tuple[Exp
 
     def turn(expr: Expr) -> Expr | None:
         if isinstance(expr, Op) and expr.op == "floor_to":
-            target = spec.boundary.get(render(expr))
+            target = spec.boundary.get(render(expr), "")
             if target not in scope.names:
                 raise InputError(f"{place}: '{render(expr)}' has no entry under 'boundary'")
             return scope.names[target]
@@ -135,5 +135,3 @@ def resume_guards(raw: Mapping[str, object], declared: Declared) -> dict[str, tu
     if unknown:
         raise InputError(f"{FILE}: need.{unknown[0]}: no such kind")
     return guards
-
-

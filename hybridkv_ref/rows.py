@@ -15,7 +15,14 @@ from hybridkv_ref.spec_files import ExtendSpec, HandoffSpec, RowSpec, SideSpec
 from hybridkv_ref.tables import CLASS_OF, HANDOFFS, Effect, Event, Guard
 
 _EFFECT = re.compile(r"\s*([A-Za-z_][\w.]*)\s*(\+=|-=|=)(?!=)\s*(.+)", re.DOTALL)
-STAGE_ROLE = {"segment": "self", "lease": "lease", "rank": "rank", "request": "req", "graph": "graph", "transfer": "xfer"}
+STAGE_ROLE = {
+    "segment": "self",
+    "lease": "lease",
+    "rank": "rank",
+    "request": "req",
+    "graph": "graph",
+    "transfer": "xfer",
+}
 Resume = Mapping[str, tuple[Guard, ...]]
 
 
@@ -231,9 +238,9 @@ class RowBuilder:
         effects = tuple(replace(e, expr=rewrite(e.expr, hand_over)) for e in effects)
         rules = [r for role in spec.order for r in rows[role].spec.rules]
         return Event(
-            f"{name}[{kinds['src']}>{kinds['dst']}]", name, file, linked, dict(kinds), guards, effects, edges, can, types,
-            spec.actor, spec.fair, spec.intake, tuple(spec.tags),
-            tuple(dict.fromkeys([*spec.rules, *rules])), spec.kernel, spec.doc,
+            f"{name}[{kinds['src']}>{kinds['dst']}]", name, file, linked, dict(kinds), guards, effects, edges, can,
+            types, spec.actor, spec.fair, spec.intake, tuple(spec.tags), tuple(dict.fromkeys([*spec.rules, *rules])),
+            spec.kernel, spec.doc,
         )  # fmt: skip
 
     def side(
@@ -277,7 +284,8 @@ class RowBuilder:
             if isinstance(target, Ref):
                 effects.append(replace(effect, target=target, expr=rewrite(effect.expr, turn)))
         can = [replace(c, expr=rewrite(c.expr, turn)) for c in part.can]
-        return Part(guards, effects, {role: edge for edge in part.edges.values()}, can)
+        edges = {role: part.edges["self"]} if "self" in part.edges else {}
+        return Part(guards, effects, edges, can)
 
 
 def fuse(parts: Iterable[Part]) -> tuple[tuple[Guard, ...], tuple[Effect, ...], dict[str, tuple[tuple[str, ...], str]]]:
@@ -303,5 +311,3 @@ def pairs(declared: Declared, spec: HandoffSpec) -> Iterator[dict[str, str]]:
         for dst in declared.kinds_with(spec.dst.has):
             if not spec.same_kind or src == dst:
                 yield {"src": src, "dst": dst}
-
-

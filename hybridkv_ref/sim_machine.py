@@ -1,10 +1,10 @@
 """The table machines of a simulation: one shared pool, one request record per lane, the rows of each group.
 
-RATIO, HALO, RING and W are constants of the tables, and a request record counts the leases of each *kind*. A model may have
-several groups of one kind (DeepSeek-V4: entries of ratio 4 and 128). So its groups are dealt out to *lanes*: in one
-lane no kind comes twice and all agree on the constants. Each lane has a request record and a machine compiled for its
-constants; all machines work on one pool object, so that every cap is that of the whole device. A request goes through
-its stages in all lanes in step: no lane validates before every lane has joined.
+RATIO, HALO, RING and W are constants of the tables, and a request record counts the leases of each *kind*. A model
+may have several groups of one kind (DeepSeek-V4: entries of ratio 4 and 128). So its groups are dealt out to *lanes*:
+in one lane no kind comes twice and all agree on the constants. Each lane has a request record and a machine compiled
+for its constants; all machines work on one pool object, so that every cap is that of the whole device. A request goes
+through its stages in all lanes in step: no lane validates before every lane has joined.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -30,7 +30,8 @@ class ConstantSpec(Record, frozen=True):
 
 
 class SumSpec(Record, frozen=True):
-    """A variable that is the sum of ``term`` over all ``of`` entities (of kinds that have ``has``) which point at its owner.
+    """A variable that is the sum of ``term`` over all ``of`` entities (of kinds that have ``has``) which point at its
+    owner.
 
     ``via`` is the pointing role (segment, request, src, dst); a global has none.
     """
@@ -44,7 +45,8 @@ class SumSpec(Record, frozen=True):
 class VarSpec(Record, frozen=True):
     """A variable of an entity or a pool.  ``type`` is int, counter, bool, stage or a list of enum members.
 
-    ``durable`` ones keep their value in a crash.  ``at_least`` bounds a rigid int: assumed in proofs, checked when the machine makes the entity.
+    ``durable`` ones keep their value in a crash.  ``at_least`` bounds a rigid int: assumed in proofs, checked when
+    the machine makes the entity.
     """
 
     type: str | list[str]
@@ -105,7 +107,10 @@ class SideSpec(Record, frozen=True):
 
 
 class HandoffSpec(Record, frozen=True):
-    """Two part rows that fire as one step, in the order of ``order``; ``from``/``to`` are stages of the copy between them."""
+    """Two part rows that fire as one step, in the order of ``order``.
+
+    ``from``/``to`` are stages of the copy between them.
+    """
 
     doc: str
     src: SideSpec
@@ -130,8 +135,8 @@ class HandoffSpec(Record, frozen=True):
 class InvariantSpec(Record, frozen=True):
     """A one-state property.  ``goal`` says something a user cares about, ``helper`` makes a goal inductive.
 
-    ``resume`` appends what recovery.toml demands of the kind.  ``choose`` fixes an arbitrary constant (a probe) for this
-    proof: sound, because what is assumed holds for each of its values and the property does not mention it.
+    ``resume`` appends what recovery.toml demands of the kind.  ``choose`` fixes an arbitrary constant (a probe) for
+    this proof: sound, because what is assumed holds for each of its values and the property does not mention it.
     """
 
     scope: Scope
@@ -169,8 +174,8 @@ class HelpfulSpec(Record, frozen=True):
     """While ``when`` holds, progress is certain: the fair row ``row`` is enabled and lowers the rank, or what ``count``
     counts is owed an end by the claims whose names begin with ``by``.
 
-    With ``by = "another"`` the row is another segment's, one for which ``who`` holds; ``count`` counts those, and ``probe``
-    is what the arbitrary constant in its definition is set to.
+    With ``by = "another"`` the row is another segment's, one for which ``who`` holds; ``count`` counts those, and
+    ``probe`` is what the arbitrary constant in its definition is set to.
     """
 
     when: str
@@ -185,8 +190,8 @@ class ResponseSpec(Record, frozen=True):
     """Liveness: whenever ``from`` holds, ``to`` follows.  ``rank`` is compared lexicographically.
 
     ``given`` restricts the claim to states that no row of the claim leaves (proved), ``without`` names the rows
-    (or ``intake``: all that bring new work) that are switched off and ``also_fair`` rows that somebody who wants the cache
-    drained will fire, for drain claims.
+    (or ``intake``: all that bring new work) that are switched off and ``also_fair`` rows that somebody who wants the
+    cache drained will fire, for drain claims.
     """
 
     scope: Scope
@@ -209,8 +214,8 @@ class ResponseSpec(Record, frozen=True):
 class CrashSpec(Record, frozen=True):
     """What a crash of the process leaves of an entity in one of the stages ``from``, if ``when`` holds.
 
-    It is then in stage ``to`` with the variables in ``keep`` as they were; every other one starts over.  An entity that no
-    entry describes starts over as a whole.
+    It is then in stage ``to`` with the variables in ``keep`` as they were; every other one starts over.  An entity
+    that no entry describes starts over as a whole.
     """
 
     from_: str

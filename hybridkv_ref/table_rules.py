@@ -19,7 +19,14 @@ from typing import Any, ClassVar, NoReturn
 
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from hybridkv_ref.compile_py import attribute, namer, python, role_name
 from hybridkv_ref.expr import BOOL, INT, Expr, Lit, Op, Ref, Type, children, refs, rewrite
@@ -31,7 +38,8 @@ OWNERS = {cls: tuple(r for r in ROLES[cls] if CLASS_OF[r] != cls) for cls in set
 
 SLACKS = (0, 1)
 import os
-GOALS, PATIENCE, PAUSE, TOLL = 8, 40, int(os.environ.get('PAU','8')), 5
+
+GOALS, PATIENCE, PAUSE, TOLL = 8, 40, int(os.environ.get("PAU", "8")), 5
 RANGE = (3, 4, 5, 6, 7, 8, 1, 0)
 """Steps after which a goal that was not reached is put off, and steps between two goals in which rows are merely varied."""
 FIRED, REFUSED, TIE = 0.3, 1.0, 0.5
@@ -182,7 +190,9 @@ class Plan:
     def lay_out(self) -> Iterator[Place]:
         """Unowned entities, then one owned entity between each tuple of owners that some event allows."""
         free = [Place(f"{k}#{i}", "segment", k, {}) for k in self.tables.kinds for i in range(self.size.segments)]
-        free += [Place(f"{c}#{i}", c, "", {}) for c in self.tables.classes if not OWNERS[c] for i in range(self.size.others)]
+        free += [
+            Place(f"{c}#{i}", c, "", {}) for c in self.tables.classes if not OWNERS[c] for i in range(self.size.others)
+        ]
         yield from free
         for cls in (c for c in self.tables.classes if OWNERS[c]):
             linked = {tuple(e.kinds.items()): e.kinds for e in self.tables.events if e.scope == cls and e.linked}
@@ -213,8 +223,16 @@ class Plan:
         """One event; an input that an equation defines by others is chosen after them."""
         entities = ("G", *map(role_name, e.roles))
         atoms = [a for guard in e.guards for a in _atoms(guard.expr)]
-        bare = [(a, side, other) for a in atoms if a.op == "==" for side, other in (a.args, a.args[::-1]) if isinstance(side, Ref)]
-        late = {side.name for _, side, other in bare if isinstance(side, Ref) and side.role == "input" and _inputs(other)}
+        bare = [
+            (a, side, other)
+            for a in atoms
+            if a.op == "=="
+            for side, other in (a.args, a.args[::-1])
+            if isinstance(side, Ref)
+        ]
+        late = {
+            side.name for _, side, other in bare if isinstance(side, Ref) and side.role == "input" and _inputs(other)
+        }
         order = sorted(e.inputs, key=lambda n: n in late)
         choices = []
         for index, name in enumerate(order):
@@ -227,7 +245,13 @@ class Plan:
             stored = {_cell(f.target, e.kinds) for f in e.effects if beside & _inputs(f.expr)}
             akin = frozenset(cell for target in stored for cell in self.akin[target])
             choices.append(
-                Choice(name, e.inputs[name], _function(f"({gaps})", *arguments), _function(self.all(now, self.name), *arguments), akin)
+                Choice(
+                    name,
+                    e.inputs[name],
+                    _function(f"({gaps})", *arguments),
+                    _function(self.all(now, self.name), *arguments),
+                    akin,
+                )
             )
         plain = [g.expr for g in e.guards if not _inputs(g.expr)]
         steps = tuple(
@@ -236,7 +260,9 @@ class Plan:
             if p.on in e.tags and set(ROLES[p.scope]) <= set(e.roles) and p.kinds.items() <= e.kinds.items()
         )
         truth = "".join(f"{python(g, self.name)}, " for g in plain)
-        return Row(e, tuple(plain), _function(f"({truth})", *entities), tuple(choices), self.fits(e.roles, e.kinds), steps)
+        return Row(
+            e, tuple(plain), _function(f"({truth})", *entities), tuple(choices), self.fits(e.roles, e.kinds), steps
+        )
 
     def step(self, exprs: Sequence[Expr], roles: tuple[str, ...], inputs: tuple[str, ...] = ()) -> Function:
         """A step property as a function of (old pool, new pool, old entities, new entities, inputs)."""
@@ -395,8 +421,12 @@ class Guide:
         """Whether a write of ``ref`` may turn a false guard true: a literal must satisfy it, a step must go its way."""
         value, others = effect.expr, refs(guard) - {ref}
         if isinstance(value, Lit) and all(r.role == "const" or self.plan.is_rigid(r, by_role) for r in others):
-            known = {r: Lit(getattr(by_role[r.role], attribute(r.name)), r.type) for r in others if r.role != "const"} | {ref: value}
-            return bool(eval(python(rewrite(guard, lambda e: known.get(e) if isinstance(e, Ref) else None), self.plan.name)))
+            known = {
+                r: Lit(getattr(by_role[r.role], attribute(r.name)), r.type) for r in others if r.role != "const"
+            } | {ref: value}
+            return bool(
+                eval(python(rewrite(guard, lambda e: known.get(e) if isinstance(e, Ref) else None), self.plan.name))
+            )
         if isinstance(value, Op) and value.op in ("+", "-") and value.args[0] == effect.target:
             return _way(guard, ref) != (-1 if value.op == "+" else 1)
         return True
@@ -416,7 +446,11 @@ class Guide:
             changed = False
             for node in order:
                 if wants[node]:
-                    total = 1 + self.tries[node] + sum(min((cost[m] for m in makers), default=inf) for makers in wants[node])
+                    total = (
+                        1
+                        + self.tries[node]
+                        + sum(min((cost[m] for m in makers), default=inf) for makers in wants[node])
+                    )
                     if total < cost[node]:
                         cost[node], changed = total, True
         best = min(goals, key=lambda g: cost[g], default=None)
@@ -445,7 +479,9 @@ class Guide:
     def reads(self, node: int) -> set[tuple[int, str]]:
         """The stages on which those guards of a node depend that are true by now."""
         guards = self.bindings[node][0].guards
-        return self.cells(node, {r for guard, true in zip(guards, self.truth[node], strict=True) if true for r in refs(guard)})
+        return self.cells(
+            node, {r for guard, true in zip(guards, self.truth[node], strict=True) if true for r in refs(guard)}
+        )
 
     def writes(self, node: int) -> set[tuple[int, str]]:
         """The stages that a node writes."""
@@ -517,7 +553,9 @@ class TableRules(RuleBasedStateMachine):
         """Inputs that the guards are likely to accept; half of the time all those that can be lent come from one donor."""
         pool = self.world.pool
         owners = {owner for choice in row.choices for owner, _ in choice.akin}
-        donors = [e for e in self.entities.values() if e is not pool and (e.kind or e.cls) in owners and self.plan.begun(e)]
+        donors = [
+            e for e in self.entities.values() if e is not pool and (e.kind or e.cls) in owners and self.plan.begun(e)
+        ]
         place = donor % (2 * len(donors)) if donors else 0
         known: list[Value] = []
         for choice, number in zip(row.choices, picks, strict=True):
@@ -529,7 +567,11 @@ class TableRules(RuleBasedStateMachine):
                 if abs(high - low) == 1:  # the comparison turns where the difference is zero
                     turn = -low * (high - low)
                     turns += [turn, turn + 1, turn - 1]
-            good = [v for v in dict.fromkeys(lent) if accepts(v)] or [v for v in dict.fromkeys(turns) if accepts(v)] or turns
+            good = (
+                [v for v in dict.fromkeys(lent) if accepts(v)]
+                or [v for v in dict.fromkeys(turns) if accepts(v)]
+                or turns
+            )
             known.append(good[number % len(good)])
         return dict(zip((c.name for c in row.choices), known, strict=True))
 
@@ -544,7 +586,10 @@ class TableRules(RuleBasedStateMachine):
 
     def attempt(self, row: Row, entities: tuple[Any, ...], inputs: Mapping[str, Value]) -> bool:
         """Fires (true) or is refused; a refusal changes nothing, a step keeps the step properties."""
-        before, called = self.snapshot(), ", ".join([*(e.name for e in entities), *(f"{n}={v}" for n, v in inputs.items())])
+        before, called = (
+            self.snapshot(),
+            ", ".join([*(e.name for e in entities), *(f"{n}={v}" for n, v in inputs.items())]),
+        )
         try:
             self.world.fire(row.event.id, *entities, **inputs)
         except Refused as refusal:
@@ -555,7 +600,11 @@ class TableRules(RuleBasedStateMachine):
         self.coverage.steps += 1
         self.coverage.fired[row.event.id] += 1
         after = self.snapshot()
-        old = {id(self.entities[n]): SimpleNamespace(**self.plan.named(self.entities[n], v)) for n, v in before.items() if v != after[n]}
+        old = {
+            id(self.entities[n]): SimpleNamespace(**self.plan.named(self.entities[n], v))
+            for n, v in before.items()
+            if v != after[n]
+        }
         changed = [
             f"{n}{'.' if n else ''}{name} {was} -> {getattr(self.entities[n], name)}"
             for n in before
@@ -570,7 +619,9 @@ class TableRules(RuleBasedStateMachine):
             for fit in fits:
                 was = tuple(old.get(id(e), e) for e in fit)
                 if not group.holds(*pools, *was, *fit):
-                    alone = (p for p in group.properties if not self.plan.step([p.expr], ROLES[p.scope])(*pools, *was, *fit))
+                    alone = (
+                        p for p in group.properties if not self.plan.step([p.expr], ROLES[p.scope])(*pools, *was, *fit)
+                    )
                     self.broken(next(alone), fit)
         for prop, holds in row.steps:
             fit = tuple(entities[row.event.roles.index(r)] for r in ROLES[prop.scope])
@@ -585,7 +636,9 @@ class TableRules(RuleBasedStateMachine):
         for group, fits in self.invariants_here:
             for fit in fits:
                 if not group.holds(pool, *fit):
-                    alone = (p for p in group.properties if not self.plan.invariant([p.expr], ROLES[p.scope])(pool, *fit))
+                    alone = (
+                        p for p in group.properties if not self.plan.invariant([p.expr], ROLES[p.scope])(pool, *fit)
+                    )
                     self.broken(next(alone), fit)
 
     @invariant()
@@ -612,7 +665,12 @@ class TableRules(RuleBasedStateMachine):
 def machine_class(tables: Tables, size: Size = Size(), constants: Mapping[str, int] | None = None) -> type[TableRules]:
     """A Hypothesis state machine with one rule per event of the tables; ``constants`` as for ``Machine``."""
     plan = Plan(tables, size, constants)
-    space: dict[str, Any] = {"plan": plan, "coverage": Coverage(), "__module__": __name__, "__doc__": TableRules.__doc__}
+    space: dict[str, Any] = {
+        "plan": plan,
+        "coverage": Coverage(),
+        "__module__": __name__,
+        "__doc__": TableRules.__doc__,
+    }
     start = initialize(aims=plan.aims(), rigid=st.fixed_dictionaries(plan.rigid()), slack=st.sampled_from(SLACKS))
     space["begin"] = start(TableRules.begin)
     for row in plan.rows:

@@ -2,8 +2,8 @@
 
 Everything here is already expanded: one ``Event`` per row and kind (per pair of kinds for a handoff), with the guards
 and effects of all its parts over the state *before* the step.  Roles name the entities of an event: ``self`` is the
-segment, ``lease`` and ``req`` one reader or writer of it, ``src``, ``dst`` and ``copy`` the ends of a handoff and the copy
-between them, ``graph`` a captured graph.
+segment, ``lease`` and ``req`` one reader or writer of it, ``src``, ``dst`` and ``copy`` the ends of a handoff and the
+copy between them, ``graph`` a captured graph.
 """
 
 from collections.abc import Mapping
@@ -147,7 +147,8 @@ class Property:
 class Helpful:
     """Certain progress while ``when`` holds: a fair row, or ``count`` entities whose end the claims ``by...`` promise.
 
-    For ``by == "another"`` the fair row is that of another segment with ``who``; ``probe`` fixes the arbitrary constant.
+    For ``by == "another"`` the fair row is that of another segment with ``who``; ``probe`` fixes the arbitrary
+    constant.
     """
 
     row: str
@@ -195,7 +196,10 @@ class Kind:
 
 @dataclass(frozen=True, eq=False)
 class Survivor:
-    """What a crash leaves of a segment of ``kind`` in ``stages`` where all guards hold: stage ``to`` and these variables."""
+    """What a crash leaves of a segment of ``kind`` in ``stages`` where all guards hold.
+
+    Stage ``to`` and these variables.
+    """
 
     id: str
     kind: str

@@ -1,10 +1,14 @@
-"""The obligations that belong to no row: the first state, shares that are never negative, step properties of a pause."""
+"""The obligations that belong to no row.
+
+The first state, shares that are never negative, step properties of a pause.
+"""
 
 import time
+from dataclasses import replace
 
 import z3
 
-from hybridkv_ref.expr import Ref
+from hybridkv_ref.expr import Expr, Ref, rewrite
 from hybridkv_ref.model_checks.frames import Assumptions, Frame, Inst, owner_name, placements
 from hybridkv_ref.model_checks.obligations import Obligation, TaskResult
 from hybridkv_ref.model_checks.smt import literal, new_solver, term
@@ -32,7 +36,9 @@ class Base:
             self.never_negative("global", var)
         return self.out
 
-    def ask(self, name: str, file: str, prop: str, method: str, rules: tuple[str, ...], solver: z3.Solver, goal: z3.BoolRef) -> None:
+    def ask(
+        self, name: str, file: str, prop: str, method: str, rules: tuple[str, ...], solver: z3.Solver, goal: z3.BoolRef
+    ) -> None:
         """One query."""
         begun = time.perf_counter()
         solver.push()
@@ -76,7 +82,7 @@ class Base:
         for bound in self.alone(prop.scope, dict(prop.kinds)):
             solver = new_solver()
             solver.add(*self.base.constants(), *self.base.facts(self.frame(bound)))
-            goal = term(prop.expr, lambda ref, b=bound: self.base.words.cell(owner_name(ref, b), ref))  # type: ignore[misc]
+            goal = self.base.words.pre(old(prop.expr), bound)
             label = "+".join(sorted(i.name for i in bound.values()))
             self.ask(f"pause/{prop.id}@{label}", _file(prop), prop.id, "step", prop.rules, solver, goal)
 
@@ -87,8 +93,15 @@ class Base:
                 solver = new_solver()
                 solver.add(*self.base.constants(), *self.base.facts(self.frame(bound)))
                 goal = self.base.words.pre(share, bound) >= 0
-                name = f"share/{owner}.{var.name}.{total.cls}<{kind}>@{'+'.join(sorted(i.name for i in bound.values()))}"
+                name = (
+                    f"share/{owner}.{var.name}.{total.cls}<{kind}>@{'+'.join(sorted(i.name for i in bound.values()))}"
+                )
                 self.ask(name, "", f"share.{var.name}", "sum", ("HKV-REF-003",), solver, goal)
+
+
+def old(expr: Expr) -> Expr:
+    """A two-state expression in which the next values are the old ones."""
+    return rewrite(expr, lambda e: replace(e, new=False) if isinstance(e, Ref) and e.new else None)
 
 
 def _file(prop: Property) -> str:
@@ -98,6 +111,3 @@ def _file(prop: Property) -> str:
 def prove_base(tables: Tables, base: Assumptions) -> TaskResult:
     """The obligations that belong to no row."""
     return Base(tables, base).run()
-
-
-

@@ -1,7 +1,8 @@
 """Verdicts kept between runs, outside the checkout.
 
-One file per (table hash, checker sources, solver version and options); in it one entry per task, that is per row, claim or
-search.  A file that cannot be read is as good as none; it is replaced by renaming a complete new one over it.
+One file per (table hash, checker sources, solver version and options); in it one entry per task, that is per row,
+claim or search.  A file that cannot be read is as good as none; it is replaced by renaming a complete new one over
+it.
 """
 
 import hashlib
@@ -58,6 +59,6 @@ class Cache:
             handle, name = tempfile.mkstemp(dir=self.path.parent)
             with os.fdopen(handle, "wb") as file:
                 file.write(msgspec.json.encode(self.entries))
-            os.replace(name, self.path)
+            Path(name).replace(self.path)
         except OSError:
             return

@@ -1,7 +1,7 @@
 """``hybridkv check``: every proof and search, as independent tasks over all cores, with verdicts kept between runs.
 
-A task is a row over one choice of kinds, a liveness claim, or one of the searches; its name is its cache key.  The parent
-never imports the solver, so that a run whose verdicts are all cached is fast.
+A task is a row over one choice of kinds, a liveness claim, or one of the searches; its name is its cache key.  The
+parent never imports the solver, so that a run whose verdicts are all cached is fast.
 """
 
 import multiprocessing

@@ -1,9 +1,9 @@
 """The crash: from any state in which the invariants hold, everything volatile starts over and they hold again.
 
-A crash is one step of all entities at once, so sums are treated as a whole: an entity's share after the crash is shown to
-be no larger than before it, hence each global sum falls to some value between the shares in the frame and what it was.
-Links (leases, copies, shipments, votes) start over everywhere, so every count of links is zero.  Since drain claims hold
-from every state in which the invariants hold, they hold after a crash.
+A crash is one step of all entities at once, so sums are treated as a whole: an entity's share after the crash is
+shown to be no larger than before it, hence each global sum falls to some value between the shares in the frame and
+what it was. Links (leases, copies, shipments, votes) start over everywhere, so every count of links is zero.  Since
+drain claims hold from every state in which the invariants hold, they hold after a crash.
 """
 
 import time
@@ -11,7 +11,16 @@ import time
 import z3
 
 from hybridkv_ref.expr import Expr, Ref
-from hybridkv_ref.model_checks.frames import Assumptions, Frame, Inst, contributors, owner_name, owners, placements
+from hybridkv_ref.model_checks.frames import (
+    Assumptions,
+    Binding,
+    Frame,
+    Inst,
+    contributors,
+    owner_name,
+    owners,
+    placements,
+)
 from hybridkv_ref.model_checks.obligations import Obligation, TaskResult
 from hybridkv_ref.model_checks.smt import in_range, literal, new_solver, term
 from hybridkv_ref.tables import LINKS, Property, Tables, Var
@@ -63,7 +72,7 @@ class Crash:
             frame = Frame(self.tables, {}, tuple(bound.values()))
             self.solver = new_solver()
             self.solver.add(*self.base.constants(), *self.base.facts(frame))
-            later = term(share, lambda ref, b=bound: self.after(b.get(ref.role), ref))  # type: ignore[misc]
+            later = self.later(share, bound)
             now = self.base.words.pre(share, bound)
             name = f"share.{var.name}<{kind}>"
             self.ask(name, name, ("HKV-ACC-001",), z3.And(later >= 0, later <= now))
@@ -85,9 +94,19 @@ class Crash:
         value = literal(var.init, var.type)
         for survivor in self.tables.survivors:
             if survivor.kind == inst.kind and inst.cls == "segment":
-                kept = literal(survivor.to, var.type) if var.name == "stage" else before if var.name in survivor.keep else value
+                kept = (
+                    literal(survivor.to, var.type)
+                    if var.name == "stage"
+                    else before
+                    if var.name in survivor.keep
+                    else value
+                )
                 value = z3.If(self.survives(inst, survivor.stages, tuple(g.expr for g in survivor.guards)), kept, value)
         return value
+
+    def later(self, expr: Expr, bound: Binding) -> z3.ExprRef:
+        """An expression after the crash."""
+        return term(expr, lambda ref: self.after(bound.get(ref.role), ref))
 
     def survives(self, inst: Inst, stages: tuple[str, ...], guards: tuple[Expr, ...]) -> z3.BoolRef:
         """Whether an entry describes this segment."""
@@ -104,10 +123,7 @@ class Crash:
                 continue
             now, later = self.base.words.cell("global", Ref("global", var.name, var.type)), z3.Int(f"after.{var.name}")
             rest = z3.Int(f"after.rest({var.name})")
-            shares = [
-                term(share, lambda ref, b=bound: self.after(b.get(ref.role), ref))  # type: ignore[misc]
-                for _, share, bound in contributors(frame, None, var)
-            ]
+            shares = [self.later(share, bound) for _, share, bound in contributors(frame, None, var)]
             found += [later == z3.Sum([*shares, rest]), rest >= 0, later <= now]
             found += in_range(later, var.type)
             if self.vanishes(var):
@@ -128,7 +144,7 @@ class Crash:
             fresh = set(bound.values()) | {end for i in bound.values() for _, end in i.refs}
             solver = new_solver()
             solver.add(*self.base.constants(), *self.base.facts(Frame(self.tables, {}, tuple(fresh))))
-            solver.add(term(share, lambda ref, b=bound: self.after(b.get(ref.role), ref)) != 0)  # type: ignore[misc]
+            solver.add(self.later(share, bound) != 0)
             if solver.check() != z3.unsat:
                 return False
         return True
@@ -149,11 +165,10 @@ class Crash:
         verdict = self.solver.check()
         self.record(f"can_happen.{name}", "can_happen", (), "vacuity", verdict == z3.sat, verdict == z3.unsat, begun)
 
-    def record(self, name: str, prop: str, rules: tuple[str, ...], method: str, good: bool, bad: bool, begun: float) -> None:
+    def record(
+        self, name: str, prop: str, rules: tuple[str, ...], method: str, good: bool, bad: bool, begun: float
+    ) -> None:
         """Notes a verdict."""
         status = "proved" if good else "failed" if bad else "unknown"
         spent = round((time.perf_counter() - begun) * 1000, 3)
         self.out.obligations.append(Obligation(f"crash/{name}", "", "crash", prop, method, status, spent, rules))
-
-
-

@@ -1,14 +1,14 @@
 """Frames: the few entities that one proof obligation looks at, and what may be assumed of them.
 
 A row acts on its *actors*.  A property is shown after the step for every way in which its entities can be actors or
-arbitrary *bystanders* (a segment of any kind, another lease of the same segment, of the same request, a copy from or to an
-actor, ...).  Everything else is the unchanged *rest* of each sum: ``used = actors + bystanders + rest``.  So a proof over
-a frame of at most six entities holds for any number of segments, leases, requests, copies and graphs.
+arbitrary *bystanders* (a segment of any kind, another lease of the same segment, of the same request, a copy from or
+to an actor, ...).  Everything else is the unchanged *rest* of each sum: ``used = actors + bystanders + rest``.  So a
+proof over a frame of at most six entities holds for any number of segments, leases, requests, copies and graphs.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from itertools import product
 
 import z3
@@ -73,7 +73,10 @@ class Vocabulary:
         return self.cells[key]
 
     def pre(self, expr: Expr, binding: Binding) -> z3.ExprRef:
-        """An expression over the state before the step (cached by identity: hashing a tree costs more than building it)."""
+        """An expression over the state before the step (cached by identity.
+
+        Hashing a tree costs more than building it).
+        """
         key = (id(expr), tuple((r, i.name) for r, i in binding.items()))
         if key not in self.terms:
             self.terms[key] = (expr, term(expr, lambda ref: self.cell(owner_name(ref, binding), ref)))
@@ -92,12 +95,10 @@ def actors(event: Event) -> dict[str, Inst]:
         if role not in LINKS:
             kind = event.kinds.get(role, "")
             found[role] = Inst(f"{role}:{kind}" if kind else role, CLASS_OF[role], kind)
-    return {
-        r: found[r] if r in found else Inst(r, r, "", tuple((e, found[e]) for e in LINKS[r])) for r in event.roles
-    }
+    return {r: found[r] if r in found else Inst(r, r, "", tuple((e, found[e]) for e in LINKS[r])) for r in event.roles}
 
 
-@lru_cache(maxsize=None)
+@cache
 def link_pairs(tables: Tables, link: str) -> frozenset[tuple[str, str]]:
     """The (source, target) kinds between which a copy or shipment can run at all."""
     return frozenset((e.kinds["src"], e.kinds["dst"]) for e in tables.events if e.scope == link)
@@ -120,7 +121,9 @@ def placements(tables: Tables, acting: Binding, scope: str, kinds: Mapping[str, 
         yield from (dict(zip(roles, c, strict=True)) for c in product(*choices) if len(set(c)) == len(c))
 
 
-def _bystander_links(tables: Tables, acting: Binding, scope: str, kinds: Mapping[str, str]) -> Iterator[dict[str, Inst]]:
+def _bystander_links(
+    tables: Tables, acting: Binding, scope: str, kinds: Mapping[str, str]
+) -> Iterator[dict[str, Inst]]:
     roles = LINKS[scope]
     choices = [list(_ends(tables, acting, role, kinds.get(role, ""))) for role in roles]
     for chosen in product(*choices):
@@ -194,7 +197,7 @@ def owners(frame: Frame) -> Iterator[tuple[Inst | None, Var]]:
                 yield inst, var
 
 
-@lru_cache(maxsize=None)
+@cache
 def subset_lemmas(tables: Tables) -> tuple[tuple[str, str, str, str], ...]:
     """Pairs of counters of one owner class where the first counts no more than the second: (class, kind, small, large).
 

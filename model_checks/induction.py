@@ -1,6 +1,7 @@
 """Parametric induction: every row keeps every invariant and respects every step property, for any number of entities.
 
-One *task* per event.  Its hypotheses are the event's guards and all invariants over a frame (see ``frames``); its goals are
+One *task* per event.  Its hypotheses are the event's guards and all invariants over a frame (see ``frames``); its
+goals are
   * every invariant and step property that reads something the row changes, for actors and for bystanders of every kind,
   * every sum: the row moves a counter by exactly what the counted entities move,
   * generic rules: counters only grow, stages move along allowed edges, a row changes something,
@@ -20,12 +21,12 @@ from hybridkv_ref.model_checks.frames import (
     Cell,
     Frame,
     Inst,
+    actors,
     bindings_within,
     contributors,
     owner_name,
     owners,
     placements,
-    actors,
 )
 from hybridkv_ref.model_checks.obligations import Change, Counterexample, Obligation, TaskResult
 from hybridkv_ref.model_checks.smt import new_solver, term
@@ -39,8 +40,8 @@ class Refuted(Exception):
 class Task:
     """The obligations of one event.
 
-    With ``batch`` the goals of a frame go to the solver as one conjunction and the first failure ends the task: enough to
-    tell whether a mutant is killed, and by what.
+    With ``batch`` the goals of a frame go to the solver as one conjunction and the first failure ends the task:
+    enough to tell whether a mutant is killed, and by what.
     """
 
     def __init__(self, tables: Tables, event: Event, base: Assumptions, batch: bool = False) -> None:
@@ -121,7 +122,15 @@ class Task:
         status = "proved" if verdict == z3.sat else "failed" if verdict == z3.unsat else "unknown"
         spent = (time.perf_counter() - begun) * 1000
         self.out.obligations.append(
-            Obligation(f"{self.event.id}/{name}", self.event.file, self.event.row, "can_fire" if name.startswith("can_fire") else name, "vacuity" if name.startswith("can_fire") else "boundary", status, round(spent, 3))
+            Obligation(
+                f"{self.event.id}/{name}",
+                self.event.file,
+                self.event.row,
+                "can_fire" if name.startswith("can_fire") else name,
+                "vacuity" if name.startswith("can_fire") else "boundary",
+                status,
+                round(spent, 3),
+            )
         )
         if self.batch and status != "proved":
             raise Refuted
@@ -131,17 +140,21 @@ class Task:
         model = self.solver.model()
         changes = []
         for (owner, name), after in self.after.items():
-            target = next(e.target for e in self.event.effects if e.target.name == name and owner_name(e.target, self.acting) == owner)
-            before = self.value(model, self.base.words.cell(owner, target), target)
-            changes.append(Change(owner, name, before, self.value(model, after, target)))
+            target = next(
+                e.target
+                for e in self.event.effects
+                if e.target.name == name and owner_name(e.target, self.acting) == owner
+            )
+            before = self._value(model, self.base.words.cell(owner, target), target)
+            changes.append(Change(owner, name, before, self._value(model, after, target)))
         return Counterexample(full, self.event.id, prop, rules, text, tuple(c for c in changes if c.before != c.after))
 
     @staticmethod
-    def value(model: z3.ModelRef, expr: z3.ExprRef, ref: Ref) -> int | str | bool:
+    def _value(model: z3.ModelRef, expr: z3.ExprRef, ref: Ref) -> int | str | bool:
         found = model.eval(expr, model_completion=True)
         if ref.type == BOOL:
-            return z3.is_true(found)
-        number = found.as_long() if isinstance(found, z3.IntNumRef) else 0
+            return bool(z3.is_true(found))
+        number = int(found.as_long()) if isinstance(found, z3.IntNumRef) else 0
         members = ref.type.members
         return members[number] if 0 <= number < len(members) else number
 
@@ -189,12 +202,26 @@ class Task:
             label = "".join(f"#{r}" for r in self.event.kinds if self.acting[r] in bound.values()) + label
         if isinstance(prop, _Kept):
             before, after = self.base.words.pre(prop.expr, bound), self.post(prop.expr, bound, False)
-            self.prove(f"{prop.id}{label}", before == after, "sum", prop.id, ("HKV-ACC-001",), "a bystander's share is as it was")
+            self.prove(
+                f"{prop.id}{label}",
+                before == after,
+                "sum",
+                prop.id,
+                ("HKV-ACC-001",),
+                "a bystander's share is as it was",
+            )
             return
         goal = self.post(prop.expr, bound, prop.form == "step")
         if prop.choose != TRUE:
             goal = z3.Implies(self.base.words.pre(prop.choose, bound), goal)
-        self.prove(f"{prop.id}{label}", goal, "induction" if prop.form == "invariant" else "step", prop.id, prop.rules, prop.text)
+        self.prove(
+            f"{prop.id}{label}",
+            goal,
+            "induction" if prop.form == "invariant" else "step",
+            prop.id,
+            prop.rules,
+            prop.text,
+        )
 
     def work(self, touched: bool) -> "Work":
         """The goals by the bystanders that they need: those that read something changed, or all others."""
@@ -214,7 +241,7 @@ class Task:
         return direct | {end for inst in direct for _, end in inst.refs}
 
     def goals(self) -> Iterator["Property | _Kept"]:
-        """Invariants, step properties (those of the row's tags), and each counted term as something a bystander keeps."""
+        """Invariants, step properties of every row or the row's tags, and each counted term as what a bystander keeps."""
         for prop in self.tables.properties:
             if prop.form == "invariant" or (prop.form == "step" and (not prop.on or prop.on in self.event.tags)):
                 yield prop
@@ -263,7 +290,14 @@ class Task:
                 before = words.cell(name, Ref("", var.name, var.type))
                 goal = self.after.get(cell, before) - before == z3.Sum([z3.IntVal(0), *moved])
                 rules = ("HKV-ACC-001", "HKV-REF-006") if owner else ("HKV-ACC-001", "HKV-S1-001")
-                self.prove(f"sum.{name}.{var.name}", goal, "sum", f"sum.{var.name}", rules, f"{var.name} is the sum of its shares")
+                self.prove(
+                    f"sum.{name}.{var.name}",
+                    goal,
+                    "sum",
+                    f"sum.{var.name}",
+                    rules,
+                    f"{var.name} is the sum of its shares",
+                )
 
     def generic(self) -> None:
         """Counters grow, edges are allowed, something changes, other kinds' pools stay."""
@@ -274,8 +308,17 @@ class Task:
             before, after = words.cell(owner, effect.target), self.after[owner, effect.target.name]
             moved.append(before != after)
             if effect.target.type == COUNTER:
-                self.prove(f"grows.{owner}.{effect.target.name}", after >= before, "step", "counters_grow", ("HKV-S3-003",), "a counter only grows")
-        self.prove("changes_something", z3.Or(moved), "step", "changes_something", ("HKV-S2-002",), "a row changes something")
+                self.prove(
+                    f"grows.{owner}.{effect.target.name}",
+                    after >= before,
+                    "step",
+                    "counters_grow",
+                    ("HKV-S3-003",),
+                    "a counter only grows",
+                )
+        self.prove(
+            "changes_something", z3.Or(moved), "step", "changes_something", ("HKV-S2-002",), "a row changes something"
+        )
         for role, inst in self.acting.items():
             cell = (inst.name, "stage")
             if inst.cls == "segment" and cell in self.after:
@@ -285,7 +328,14 @@ class Task:
                 after = self.after[cell]
                 legal = [z3.And(before == order.index(a), after == order.index(b)) for a, b in sorted(kind.edges)]
                 legal.append(before == after)
-                self.prove(f"edges.{role}", z3.Or(legal), "step", "allowed_edges", ("HKV-S2-002",), "stages move along allowed edges")
+                self.prove(
+                    f"edges.{role}",
+                    z3.Or(legal),
+                    "step",
+                    "allowed_edges",
+                    ("HKV-S2-002",),
+                    "stages move along allowed edges",
+                )
         for other in self.tables.kinds:
             if other not in self.event.kinds.values():
                 pool = [n for n in self.tables.globals if n.startswith(f"{other}.")]
@@ -293,7 +343,14 @@ class Task:
                 for name in pool:
                     before = words.cell("global", Ref("global", name, self.tables.globals[name].type))
                     same.append(self.after.get(("global", name), before) == before)
-                self.prove(f"separate.{other}", z3.And(same), "separation", f"separate.{other}", ("HKV-S2-003", "HKV-S2-007"), f"{other}'s pool is as it was")
+                self.prove(
+                    f"separate.{other}",
+                    z3.And(same),
+                    "separation",
+                    f"separate.{other}",
+                    ("HKV-S2-003", "HKV-S2-007"),
+                    f"{other}'s pool is as it was",
+                )
 
 
 class _Kept:

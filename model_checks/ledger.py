@@ -1,7 +1,7 @@
 """The ledger of assumptions: each comes with a configuration that violates it, and that must fail.
 
-An assumption without which nothing breaks would be idle, and a proof that needs none of them would prove nothing about the
-engines that keep them.  Data: ``spec/assumptions.toml``.
+An assumption without which nothing breaks would be idle, and a proof that needs none of them would prove nothing
+about the engines that keep them.  Data: ``spec/assumptions.toml``.
 """
 
 from collections.abc import Iterator
@@ -94,4 +94,6 @@ def violated(tables: Tables, directory: Path) -> Iterator[Search]:
                 raise InputError(f"{FILE}: assumption.{name}: no interleaving '{variant}'")
             result = threads[variant]
             broken = result.got == "fails" and result.ok
-            yield Search(f"{name}: {variant}", "assumption", result.got, broken, "one slot", -1, result.states, result.broken)
+            yield Search(
+                f"{name}: {variant}", "assumption", result.got, broken, "one slot", -1, result.states, result.broken
+            )

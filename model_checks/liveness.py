@@ -48,7 +48,11 @@ class Claim:
 
     def pending(self, bound: Binding) -> list[z3.BoolRef]:
         """The claim is owed: start, not goal, and what it is given."""
-        return [self.now(self.claim.start, bound), z3.Not(self.now(self.claim.goal, bound)), self.now(self.claim.given, bound)]
+        return [
+            self.now(self.claim.start, bound),
+            z3.Not(self.now(self.claim.goal, bound)),
+            self.now(self.claim.given, bound),
+        ]
 
     def helpful_row(self, helpful: Helpful, bound: Binding) -> tuple[Event, dict[str, Inst]] | None:
         """The event of a helpful row and the entities, out of the claim's, on which it fires."""
@@ -78,7 +82,16 @@ class Claim:
         spent = round((time.perf_counter() - begun) * 1000, 3)
         file = self.tables.event(row).file if row else ""
         self.out.obligations.append(
-            Obligation(f"{self.claim.id}/{name}", file, row, self.claim.id, METHOD[self.claim.form], status, spent, self.claim.rules)
+            Obligation(
+                f"{self.claim.id}/{name}",
+                file,
+                row,
+                self.claim.id,
+                METHOD[self.claim.form],
+                status,
+                spent,
+                self.claim.rules,
+            )
         )
 
     # -- while nothing happens -----------------------------------------------------------------------------------------
@@ -140,6 +153,7 @@ class Claim:
 
     def earlier(self, by: str) -> bool:
         """The claims that this one rests on exist, hold without switching rows off, and do not rest on it in turn."""
+
         def rests_on(by: str, seen: frozenset[str]) -> bool:
             named = [c for c in self.tables.responses if c.id.startswith(by)]
             if not named or any(c.without or c.id in seen for c in named):
@@ -150,18 +164,27 @@ class Claim:
         return rests_on(by, frozenset((self.claim.id,)))
 
     def owed(
-        self, index: int, helpful: Helpful, cls: str, share: Expr, where: dict[str, Inst], bound: Binding, solver: z3.Solver
+        self,
+        index: int,
+        helpful: Helpful,
+        cls: str,
+        share: Expr,
+        where: dict[str, Inst],
+        bound: Binding,
+        solver: z3.Solver,
     ) -> None:
         """A counted entity is one to which some claim ``by...`` owes an end."""
         extra = {e for i in where.values() for e in (i, *(x for _, x in i.refs))} - set(bound.values())
         starts = [
             self.now(c.start, where)
             for c in self.tables.responses
-            if c.scope == cls and c.id.startswith(helpful.by) and all(where[r].kind == k for r, k in c.kinds.items() if r in where)
+            if c.scope == cls
+            and c.id.startswith(helpful.by)
+            and all(where[r].kind == k for r, k in c.kinds.items() if r in where)
         ]
         solver.push()
         known = tuple(dict.fromkeys([*bound.values(), *(x for i in bound.values() for _, x in i.refs)]))
-        frame = Frame(self.tables, dict(enumerate(known)), tuple(sorted(extra, key=lambda i: i.name)))  # type: ignore[arg-type]
+        frame = Frame(self.tables, {i.name: i for i in known}, tuple(sorted(extra, key=lambda i: i.name)))
         solver.add(*self.base.facts(frame), self.now(share, where) > 0)
         label = "+".join(sorted(i.name for i in extra))
         self.ask(f"helpful[{index}]_{helpful.by}@{label}", solver, z3.Or([z3.BoolVal(False), *starts]))
@@ -174,7 +197,13 @@ class Claim:
         after: dict[Cell, z3.ExprRef] = {}
         for effect in event.effects:
             after[owner_name(effect.target, acting), effect.target.name] = self.now(effect.expr, acting)
-        whole = (self.claim.start, self.claim.goal, self.claim.given, *self.claim.rank, *(h.when for h in self.claim.helpful))
+        whole = (
+            self.claim.start,
+            self.claim.goal,
+            self.claim.given,
+            *self.claim.rank,
+            *(h.when for h in self.claim.helpful),
+        )
         if not any((owner_name(r, bound), r.name) in after for e in whole for r in refs(e)):
             return
 
@@ -205,7 +234,9 @@ class Claim:
                 goal = z3.Implies(z3.And(self.now(helpful.when, bound), *premise), z3.Or(arrived, falls))
                 self.ask(f"{label}/helpful[{index}]_{what}_lowers", solver, goal, event.id)
 
-    def firing(self, helpful: Helpful, event: Event, bound: Binding, later: object) -> Iterator[tuple[str, list[z3.BoolRef]]]:
+    def firing(
+        self, helpful: Helpful, event: Event, bound: Binding, later: object
+    ) -> Iterator[tuple[str, list[z3.BoolRef]]]:
         """When this event is the helpful one: what then lowers the rank, under which premise."""
         acting = actors(event)
         if helpful.by == ANOTHER:
@@ -235,6 +266,3 @@ def prove_claims(tables: Tables, names: Iterable[str], base: Assumptions) -> Tas
         if claim.id in wanted:
             out.obligations += Claim(tables, claim, base).run().obligations
     return out
-
-
-

@@ -16,7 +16,7 @@ from hybridkv_ref.spec_files import CrashSpec, ExtendSpec, HandoffSpec, RowSpec,
 from hybridkv_ref.tables import Tables
 
 NEED, CRASH = "need", "crash"
-Section = CrashSpec | RowSpec | ExtendSpec | HandoffSpec
+Section = RowSpec | ExtendSpec | HandoffSpec
 _SIGNS: dict[type, type] = {ast.Add: ast.Sub, ast.Sub: ast.Add}
 _COMPARISONS: dict[type, type] = {
     ast.LtE: ast.Lt, ast.Lt: ast.LtE, ast.GtE: ast.Gt, ast.Gt: ast.GtE, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -53,7 +53,7 @@ class Mutant:
             spec, files={**spec.files, self.file: msgspec.structs.replace(file, **{self.section: section})}
         )
 
-    def _changed(self, item: Section) -> Section:
+    def _changed(self, item: Section | CrashSpec) -> Section | CrashSpec:
         key, _, index = self.key.partition("[")
         if not index:
             return msgspec.structs.replace(item, **{_attribute(key): ""})

@@ -1,8 +1,8 @@
 """Mutation: every mutant is killed by a property, or proved to be the same row, or the tables prove too little.
 
 For each mutant the changed events go through induction, then the liveness claims that they touch; what survives is
-compared with the original by the solver (``equivalent``: same guards and effects wherever the invariants hold), and what is
-left is searched for witnesses that are no longer reached.  The killer is the first property that fails.
+compared with the original by the solver (``equivalent``: same guards and effects wherever the invariants hold), and
+what is left is searched for witnesses that are no longer reached.  The killer is the first property that fails.
 """
 
 import dataclasses
@@ -126,7 +126,9 @@ class Killer:
 
         left, right = after(mutant), after(original)
         same = [guard(mutant) == guard(original)]
-        targets = {(owner_name(e.target, acting), e.target.name): e.target for ev in (mutant, original) for e in ev.effects}
+        targets = {
+            (owner_name(e.target, acting), e.target.name): e.target for ev in (mutant, original) for e in ev.effects
+        }
         for cell, ref in targets.items():
             before = words.cell(cell[0], ref)
             same.append(z3.Implies(guard(original), left.get(cell, before) == right.get(cell, before)))
@@ -144,8 +146,8 @@ def same_row(left: Event, right: Event) -> bool:
 def implied(tables: Tables, base: Assumptions, event: Event, index: int) -> bool:
     """Whether a guard conjunct follows from the other ones and the invariants (so it can never be the only false one).
 
-    Where the event's own entities do not show it, the proof looks at one counted entity (a lease of the request, say) for
-    each counter in turn: either the counter is zero, or such an entity exists.
+    Where the event's own entities do not show it, the proof looks at one counted entity (a lease of the request, say)
+    for each counter in turn: either the counter is zero, or such an entity exists.
     """
     acting = actors(event)
     others = [base.words.pre(g.expr, acting) for i, g in enumerate(event.guards) if i != index]

@@ -97,7 +97,9 @@ def mutation_table(report: MutationReport) -> Table:
     for name in ("verdict", "by", "mutants", "most frequent killers"):
         table.add_column(name, justify="right" if name == "mutants" else "left")
     for (status, method), number in Counter((v.status, v.method) for v in report.verdicts).most_common():
-        killers = Counter(v.killer.partition("<")[0] for v in report.verdicts if (v.status, v.method) == (status, method))
+        killers = Counter(
+            v.killer.partition("<")[0] for v in report.verdicts if (v.status, v.method) == (status, method)
+        )
         common = ", ".join(f"{k} {n}" for k, n in killers.most_common(3) if k)
         table.add_row(status, method, str(number), common)
     for verdict in report.verdicts:

@@ -27,7 +27,10 @@ class Counterexample(msgspec.Struct, frozen=True):
 
 
 class Obligation(msgspec.Struct):
-    """One query: ``status`` is proved, failed or unknown.  ``milliseconds`` is the solver's time, 0 when taken from cache."""
+    """One query.
+
+    ``status`` is proved, failed or unknown.  ``milliseconds`` is the solver's time, 0 when taken from cache.
+    """
 
     id: str
     table: str
@@ -43,8 +46,8 @@ class Obligation(msgspec.Struct):
 class Search(msgspec.Struct):
     """The outcome of one search that is no solver query: a witness, an exploration, an interleaving, a fair cycle.
 
-    ``status`` is found, missing, holds, fails or differs; ``passed`` says whether that is as it should be.  ``bound`` names
-    the finite instance: a search says nothing beyond it.
+    ``status`` is found, missing, holds, fails or differs; ``passed`` says whether that is as it should be.  ``bound``
+    names the finite instance: a search says nothing beyond it.
     """
 
     id: str

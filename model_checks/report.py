@@ -26,7 +26,9 @@ SHOWN = 20
 
 def methods_table(report: Report) -> Table:
     """Obligations by method and verdict."""
-    table = Table(title=f"Proofs for any number of segments, leases and requests ({report.solver})", title_justify="left")
+    table = Table(
+        title=f"Proofs for any number of segments, leases and requests ({report.solver})", title_justify="left"
+    )
     for name, right in (("method", False), ("says", False), ("proved", True), ("failed", True), ("unknown", True)):
         table.add_column(name, justify="right" if right else "left")
     count: Counter[tuple[str, str]] = Counter((o.method, o.status) for o in report.obligations)
@@ -109,7 +111,9 @@ def markdown(report: Report) -> str:
     lines = ["# hybridkv check", "", verdict(report), "", "| method | proved | failed | unknown |", "|---|---|---|---|"]
     count: Counter[tuple[str, str]] = Counter((o.method, o.status) for o in report.obligations)
     for method in sorted({m for m, _ in count}):
-        lines.append(f"| {method} | " + " | ".join(str(count[method, s]) for s in ("proved", "failed", "unknown")) + " |")
+        lines.append(
+            f"| {method} | " + " | ".join(str(count[method, s]) for s in ("proved", "failed", "unknown")) + " |"
+        )
     lines += ["", "| search | as expected | not |", "|---|---|---|"]
     for method in dict.fromkeys(s.method for s in report.searches):
         mine = [s for s in report.searches if s.method == method]

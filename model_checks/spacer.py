@@ -16,7 +16,6 @@ Every step only adds behaviour, so what Spacer proves holds.  A goal for which e
 counterexample is *not expressible* here: it rests on what was given up (a count as a sum, or another entity's state).
 """
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -24,7 +23,6 @@ import z3
 
 from hybridkv_ref.expr import BOOL, INT, Expr, Ref, Type, refs
 from hybridkv_ref.model_checks.frames import subset_lemmas
-from hybridkv_ref.model_checks.obligations import Obligation
 from hybridkv_ref.model_checks.smt import constant, in_range, literal, term
 from hybridkv_ref.tables import CLASS_OF, Event, Property, Tables, Var
 

@@ -31,7 +31,8 @@ requests = { r = { length = 3, kernel = true, "uses.compressed_kv" = true }, q =
 leases = ["a.r", "a.q"]
 constants = { "compressed_kv.CAP" = 1, RATIO = 1 }
 off = ["reject", "match q", "start_cold r", "rebase"]
-inputs = { at = [0], size = [1], meta = [0], off = [0], until = [0], n = [1], s = [1], f = [1], bound = [1], known = [9], matched = [9], to = [0] }
+inputs = { at = [0], size = [1], meta = [0], off = [0], until = [0], n = [1], s = [1], f = [1], bound = [1], \
+known = [9], matched = [9], to = [0] }
 """
 
 

@@ -2,7 +2,8 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 import serving_script
 from hybridkv_ref.compile_py import attribute, python, role_name
 from hybridkv_ref.errors import InputError
-from hybridkv_ref.expr import Ref, refs
+from hybridkv_ref.expr import Expr, Ref, refs
 from hybridkv_ref.loader import load_tables
 from hybridkv_ref.machine import Entity
 from hybridkv_ref.row_faults import Fault, faulty, load_faults
@@ -85,17 +86,28 @@ class Watch:
             owner = "''" if ref.role == "global" else role_name(ref.role)
             return f"{'new' if ref.new else 'old'}[{owner}][{ref.name!r}]"
 
-        self.properties: list[tuple[Property, bool, Callable[..., bool]]] = []
-        for item in self.tables.properties:
-            if item.form in ("invariant", "step"):
-                roles = ROLES[item.scope]
-                arguments = ", ".join(["old", "new", "inputs", *map(role_name, roles)])
-                space: dict[str, Any] = {}
-                exec(f"def p({arguments}): return {python(item.expr, name)}", space)
-                self.properties.append((item, any(ref.role == "global" for ref in refs(item.expr)), space["p"]))
-        machine = player.replay.world.machine
-        shares = [share for var in self.tables.globals.values() for share in var.sums]
-        self.terms = {(s, k): machine.predicate(term, s.cls) for s in shares for k, term in s.terms.items()}
+        def compiled(expr: Expr, scope: str) -> Callable[..., Any]:
+            arguments = ", ".join(["old", "new", "inputs", *map(role_name, ROLES[scope])])
+            space: dict[str, Any] = {}
+            exec(f"def p({arguments}): return {python(expr, name)}", space)
+            function: Callable[..., Any] = space["p"]
+            return function
+
+        self.properties = [
+            (item, any(ref.role == "global" for ref in refs(item.expr)), compiled(item.expr, item.scope))
+            for item in self.tables.properties
+            if item.form in ("invariant", "step")
+        ]
+        # By class of what is added up: whose variable it is, through which role that is found, the terms per kind.
+        self.sums: dict[str, list[tuple[tuple[str, str], str, str, dict[str, Callable[..., Any]]]]] = {}
+        owned = {("", ""): self.tables.globals} | {(c, ""): v for c, v in self.tables.classes.items()}
+        owned |= {("segment", k): kind.vars for k, kind in self.tables.kinds.items()}
+        for owner, variables in owned.items():
+            for var in variables.values():
+                for share in var.sums:
+                    terms = {k: compiled(term, share.cls) for k, term in share.terms.items()}
+                    self.sums.setdefault(share.cls, []).append((owner, share.via, var.name, terms))
+        self.summed = {entry[2] for entries in self.sums.values() for entry in entries}
         self.state = self.values()
         self.evaluated = 0
 
@@ -106,22 +118,22 @@ class Watch:
             found[e.name] = {n: getattr(e, attribute(n)) for n in self.tables.vars_of(e.cls, e.kind)}
         return found
 
-    def choices(self, item: Property, changed: set[str]) -> Iterator[tuple[str, ...]]:
+    def choices(self, scope: str, kinds: Mapping[str, str], changed: set[str]) -> Iterator[tuple[str, ...]]:
         """Every choice of entities that goes together, one of them in ``changed`` (all where "" is)."""
-        roles, entities = ROLES[item.scope], self.player.replay.world.entities
+        roles, entities = ROLES[scope], self.player.replay.world.entities
         link = next((r for r in roles if CLASS_OF[r] in LINKS), None)
         if link is None:
-            kinds = [(CLASS_OF[r], item.kinds.get(r, "")) for r in roles]
-            pools = [[e.name for e in entities if e.cls == cls and e.kind in (kind, "")] for cls, kind in kinds]
+            own = [(CLASS_OF[r], kinds.get(r, "")) for r in roles]
+            pools = [[e.name for e in entities if e.cls == cls and e.kind in (kind, "")] for cls, kind in own]
             yield from (c for c in itertools.product(*pools) if "" in changed or not changed.isdisjoint(c))
             return
         for entity in entities:
             if entity.cls == CLASS_OF[link]:
                 owners = {link: entity, **entity.refs}
                 names = tuple(owners[r].name for r in roles)
-                if "" in changed or not changed.isdisjoint(names):
-                    if all(owners[r].kind == k for r, k in item.kinds.items() if r in owners):
-                        yield names
+                fits = all(owners[r].kind == k for r, k in kinds.items() if r in owners)
+                if fits and ("" in changed or not changed.isdisjoint(names)):
+                    yield names
 
     def step(self, number: int, line: Line) -> str | None:
         """Plays one line; the property that it breaks, the refusal's guard, or None."""
@@ -137,6 +149,7 @@ class Watch:
         event = self.tables.event(line.row) if isinstance(line, Fire) else None
         actors = dict(zip(event.roles, line.on, strict=True)) if isinstance(line, Fire) and event else {}
         kinds, inputs = (event.kinds, line.inputs) if isinstance(line, Fire) and event else ({}, {})
+        known: dict[Any, list[tuple[str, ...]]] = {}
         for item, reads_globals, holds in self.properties:
             # A step property is of every row, of the rows with a tag (and then of those who act in them), or of a crash.
             if item.form == "step" and ((event is None) != (item.on == "crash")):
@@ -144,33 +157,50 @@ class Watch:
             if item.form == "step" and item.on and event is not None:
                 if item.on not in event.tags or any(kinds.get(r) != k for r, k in item.kinds.items()):
                     continue
-                choices: Iterable[tuple[str, ...]] = [tuple(actors[r] for r in ROLES[item.scope])]
+                choices = [tuple(actors[r] for r in ROLES[item.scope])]
             else:
                 # What was true of entities that did not change still is.
-                choices = self.choices(item, changed if reads_globals else changed - {""})
+                key = (item.scope, tuple(item.kinds.items()), reads_globals and "" in changed)
+                if key not in known:
+                    known[key] = list(self.choices(item.scope, item.kinds, changed if key[2] else changed - {""}))
+                choices = known[key]
             for names in choices:
                 self.evaluated += 1
                 if not holds(new if item.form == "invariant" else old, new, inputs, *names):
                     return f"{item.id} of {', '.join(names)}"
-        return self.sums()
+        return self.count()
 
-    def sums(self) -> str | None:
-        """A global that is not the sum of what it adds up."""
-        world = self.player.replay.world
-        for name, var in self.tables.globals.items():
-            total = 0
-            for share in var.sums:
-                for e in (e for e in world.entities if e.cls == share.cls and e.kind in share.terms):
-                    total += int(self.terms[share, e.kind](world.pool, e))
-            if var.sums and self.state[""][name] != total:
-                return f"{name} is {self.state[''][name]}, its terms add up to {total}"
+    def count(self) -> str | None:
+        """A variable that is not the sum of what the tables say it adds up."""
+        totals: Counter[tuple[str, str]] = Counter()
+        state = self.state
+        for e in self.player.replay.world.entities:
+            role = next(r for r in ROLES[e.cls] if CLASS_OF[r] == e.cls)
+            owners = {**e.refs, role: e}
+            names = [owners[r].name for r in ROLES[e.cls]]
+            kind = owners["self"].kind if "self" in owners else e.kind
+            for key, via, variable, terms in self.sums.get(e.cls, ()):
+                term = terms.get(kind) or terms.get("")
+                owner = owners[via] if via else None
+                if term is not None and key == ((owner.cls, owner.kind) if owner else ("", "")):
+                    totals[owner.name if owner else "", variable] += int(term(state, state, {}, *names))
+        for name, values in state.items():
+            for variable in self.summed & values.keys():
+                if values[variable] != totals[name, variable]:
+                    return f"{name}.{variable} is {values[variable]}, its terms add up to {totals[name, variable]}"
         return None
 
 
-def watched(lines: list[Line], tables: Tables = TABLES) -> tuple[int, str | None]:
-    """How many properties were evaluated, and the first one that is broken, with its line."""
-    watch = Watch(Player(HEADER, tables))
+def watched(lines: list[Line], tables: Tables = TABLES, first: int = 0) -> tuple[int, str | None]:
+    """How many properties were evaluated from line ``first`` on, and the first one that is broken, with its line."""
+    player = Player(HEADER, tables)
+    watch = Watch(player)
     for number, line in enumerate(lines, 2):
+        if number < first:
+            player.play(number, line)
+            continue
+        if number == first:
+            watch.state = watch.values()
         broken = watch.step(number, line)
         if broken is not None:
             return watch.evaluated, f"{number}: {broken}"
