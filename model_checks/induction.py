@@ -241,7 +241,7 @@ class Task:
         return direct | {end for inst in direct for _, end in inst.refs}
 
     def goals(self) -> Iterator["Property | _Kept"]:
-        """Invariants, step properties of every row or the row's tags, and each counted term as what a bystander keeps."""
+        """Invariants, step properties (of every row, or of its tags), and counted terms that a bystander keeps."""
         for prop in self.tables.properties:
             if prop.form == "invariant" or (prop.form == "step" and (not prop.on or prop.on in self.event.tags)):
                 yield prop

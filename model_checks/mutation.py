@@ -15,7 +15,7 @@ from hybridkv_ref.errors import InputError
 from hybridkv_ref.expr import Ref
 from hybridkv_ref.loader import build, build_events
 from hybridkv_ref.model_checks.crash import Crash
-from hybridkv_ref.model_checks.frames import Assumptions, Binding, Frame, Inst, actors, owner_name, owners, placements
+from hybridkv_ref.model_checks.frames import Assumptions, Binding, Frame, Inst, actors, contributors, owner_name, owners, placements
 from hybridkv_ref.model_checks.induction import Refuted, Task
 from hybridkv_ref.model_checks.liveness import Claim
 from hybridkv_ref.model_checks.mutants import CRASH, NEED, Mutant
@@ -147,7 +147,7 @@ def implied(tables: Tables, base: Assumptions, event: Event, index: int) -> bool
     """Whether a guard conjunct follows from the other ones and the invariants (so it can never be the only false one).
 
     Where the event's own entities do not show it, the proof looks at one counted entity (a lease of the request, say)
-    for each counter in turn: either the counter is zero, or such an entity exists.
+    for each counter in turn: either it counts only the event's own entities, or such an entity exists.
     """
     acting = actors(event)
     others = [base.words.pre(g.expr, acting) for i, g in enumerate(event.guards) if i != index]
@@ -165,7 +165,8 @@ def implied(tables: Tables, base: Assumptions, event: Event, index: int) -> bool
         if owner is None or not any(total.cls in LINKS for total in var.sums):
             continue
         count = base.words.cell(owner.name, Ref("", var.name, var.type))
-        if impossible(alone, count == 0) and all(
+        own = [base.words.pre(share, bound) for _, share, bound in contributors(alone, owner, var)]
+        if impossible(alone, count == z3.Sum([z3.IntVal(0), *own])) and all(
             impossible(Frame(tables, acting, extra), share > 0)
             for extra, share in counted(tables, base, acting, owner, var)
         ):

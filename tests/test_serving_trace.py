@@ -17,7 +17,7 @@ from hybridkv_ref.loader import load_tables
 from hybridkv_ref.machine import Entity
 from hybridkv_ref.row_faults import Fault, faulty, load_faults
 from hybridkv_ref.row_traces import Add, Crash, Fire, Line, Player, encode_rows, leftovers, read_rows, replay
-from hybridkv_ref.tables import CLASS_OF, LINKS, ROLES, Property, Tables
+from hybridkv_ref.tables import CLASS_OF, LINKS, ROLES, Event, Property, Tables
 
 TABLES = load_tables()
 HEADER, NUMBERED = read_rows(serving_script.PATH)
@@ -46,9 +46,10 @@ def test_every_row_of_the_tables_is_fired_in_it() -> None:
 
 
 def test_without_the_drain_something_is_left() -> None:
-    drained = serving_script.Script()
-    serving_script.drain(drained)
-    found = replay(encode_rows(HEADER, LINES[: -len(drained.lines)]).splitlines(), TABLES)
+    script = serving_script.Script()
+    for chapter in serving_script.CHAPTERS[:-1]:
+        chapter(script)
+    found = replay(encode_rows(HEADER, script.lines).splitlines(), TABLES)
     assert found.refusal is None
     assert any("gpu_used" in phrase for phrase in leftovers(found.world))
 
@@ -249,3 +250,53 @@ def test_a_change_that_harms_nothing_would_be_seen() -> None:
         Fault,
     )
     assert refused(harmless, "harmless") is None
+
+
+# ---- what the guards are for -----------------------------------------------------------------------------------------
+
+
+def unguarded(fault: Fault) -> Tables:
+    """The tables without the guard that refuses this fault."""
+    row, guard = fault.refused.row, fault.refused.guard
+
+    def without(event: Event) -> Event:
+        kept = tuple(g for g in event.guards if g.text != guard)
+        return dataclasses.replace(event, guards=kept) if event.id == row else event
+
+    return dataclasses.replace(TABLES, events=tuple(map(without, TABLES.events)))
+
+
+def consequence(fault: Fault, name: str) -> str | None:
+    """What a variant breaks where the guard that refuses it is missing, with the line."""
+    header, lines = faulty(fault, HEADER, LINES, name)
+    refusal = replay(encode_rows(header, lines).splitlines(), TABLES).refusal
+    assert refusal is not None
+    return watched(lines, unguarded(fault), refusal.line)[1]
+
+
+NEEDED = {
+    "free_before_complete": "read_is_there",  # the in-flight guard
+    "fold_without_margin": "margin",
+    "publish_before_the_last_part": "published_parts_arrived",  # the part count of a load
+    "deliver_with_a_part_missing": "delivered_is_whole",  # the part count of a transfer
+    "commit_with_drafts": "published_is_committed",  # the publish limit
+    "load_out_of_turn": "ticket_is_taken",  # the ticket order
+    "read_of_a_stale_index": "checked_version",  # the version in the key
+    "read_after_a_new_model": "checked_epoch",  # the model in the key
+}
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_without_its_guard_a_named_property_breaks(name: str) -> None:
+    broken = consequence(FAULTS.faults[name], name)
+    assert broken is not None
+    assert NEEDED[name] in broken
+
+
+# A stage column is checked as an edge of the kind when the tables are loaded, not as a property.
+EDGES_ONLY = {"free_without_a_mark"}
+
+
+@pytest.mark.parametrize("name", [n for n, f in FAULTS.faults.items() if f.constants is None and n not in EDGES_ONLY])
+def test_without_its_guard_each_variant_breaks_a_property_or_is_refused_later(name: str) -> None:
+    assert consequence(FAULTS.faults[name], name) is not None
