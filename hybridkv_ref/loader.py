@@ -44,6 +44,7 @@ from hybridkv_ref.tables import (
     Tables,
     Var,
 )
+from hybridkv_ref.ties import check_ties
 
 SCHEMA_VERSION = 1
 ZERO = Lit(0, INT)
@@ -56,8 +57,13 @@ def load_tables(directory: Path = SPEC_DIR) -> Tables:
     return build(read_spec(directory))
 
 
-def build(spec: Spec) -> Tables:
-    """The Tables of these records."""
+def build(spec: Spec, whole: bool = True) -> Tables:
+    """The Tables of these records.
+
+    ``whole`` is False for a part of a spec made in memory, in which some names tie to nothing.
+    """
+    if whole:
+        check_ties(spec.files)
     return _Builder(spec, declare(spec.files), lint=True).tables()
 
 

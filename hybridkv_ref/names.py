@@ -12,7 +12,6 @@ from hybridkv_ref.errors import InputError
 from hybridkv_ref.expr import BOOL, COUNTER, INT, Ref, Scope, Type, enum
 from hybridkv_ref.spec_files import FileSpec, VarSpec
 from hybridkv_ref.tables import CLASS_OF, ROLES
-from hybridkv_ref.ties import check_ties
 
 SIMPLE = {"int": INT, "counter": COUNTER, "bool": BOOL}
 
@@ -95,7 +94,6 @@ class Declared:
 
 def declare(files: Mapping[str, FileSpec]) -> Declared:
     """Collects the declarations of all files; a name declared twice is an error."""
-    check_ties(files)
     kind_files = {spec.kind: label for label, spec in files.items() if spec.kind}
     if len(kind_files) != sum(1 for spec in files.values() if spec.kind):
         raise InputError("kinds: two files describe the same kind")

@@ -125,7 +125,8 @@ class Machines:
             pool = world.pool if pool is None else pool
             world.pool = pool
             lane = Lane(world, {g.kind for g in members})
-            lane.request = Maker(world.machine, "request", kernel=True).make()
+            reads = {f"group.{g.kind}": groups.index(g) for g in members}
+            lane.request = Maker(world.machine, "request", kernel=True, **reads).make()
             lane.rows = self.rows(world.machine, "request.")
             self.lanes.append(lane)
             for group in members:

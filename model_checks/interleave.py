@@ -289,7 +289,7 @@ def system(tables: Tables, spec: Spec, model: ModelSpec, name: str, variant: Var
     if variant.tables:
         changed = rows_only(edited(spec, variant.tables, f"{place}.tables"))
         try:
-            tables = build(changed)
+            tables = build(changed, whole=False)
         except InputError as error:
             raise InputError(f"{LABEL}: {place}.tables: {error}") from None
     return System(tables, spec, model, variant, place)

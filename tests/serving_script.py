@@ -21,7 +21,8 @@ HEADER = Header("hybridkv.rows/1", "Serving one prefix: from its first prefill t
 
 ENTRIES, TAIL, KEYS, WINDOW, STATE = "compressed_kv", "uncompressed_tail", "indexer_state", "swa_window", "recurrent_state"
 STORE = "on_disk_prefix"
-GROUP = {ENTRIES: 1, TAIL: 2, WINDOW: 3, KEYS: 4, STATE: 5}
+GROUP = {ENTRIES: 1, TAIL: 1, WINDOW: 2, KEYS: 3, STATE: 4}  # a tail is of the group that it feeds
+READS = {f"group.{kind}": group for kind, group in GROUP.items()}
 USES = {f"uses.{kind}": True for kind in GROUP}
 AT_8 = ("c", "t", "w", "i", "s")
 AT_12 = ("c", "c2", "t2", "w2", "i", "i2", "s3")
@@ -36,6 +37,7 @@ class Script:
         self.lines: list[Line] = []
         self.kinds: dict[str, str] = {}
         self.made: set[str] = set()
+        self.requests = 0
 
     def add(self, cls: str, name: str, *of: str, kind: str = "", **rigid: Scalar) -> None:
         self.made.add(name)
@@ -46,7 +48,8 @@ class Script:
         self.add("segment", name, kind=kind, **rigid)
 
     def request(self, name: str, **rigid: Any) -> None:
-        self.add("request", name, kernel=True, **rigid)
+        self.requests += 1
+        self.add("request", name, id=self.requests, kernel=True, **READS, **rigid)
 
     def fire(self, event: str, *on: str, **inputs: Scalar) -> None:
         self.lines.append(Fire(event, on, inputs))
@@ -81,7 +84,8 @@ class Script:
     def ship(self, row: str, src: str, dst: str, transfer: str, **inputs: Scalar) -> None:
         name = f"{src}=>{dst}"
         if name not in self.made:
-            self.add("shipment", name, src, dst, transfer)
+            part, group = WHOLE.index(src), GROUP[self.kinds[src]]
+            self.add("shipment", name, src, dst, transfer, part=part, group=group)
         self.fire(f"{row}[{self.kinds[src]}>{self.kinds[dst]}]", src, dst, transfer, name, **inputs)
 
     # -- what happens again and again --------------------------------------------------------------------------------
@@ -220,7 +224,8 @@ def draft(s: Script) -> None:
     s.lease("dispatch", "c2", "b", upto=12)
     s.leases("dispatch", ("w2", "i2", "s2"), "b", upto=15)
     s.leases("complete", ("c2", "w2", "i2", "s2"), "b")
-    # One draft is accepted.
+    # One draft is confirmed.
+    s.ask("b", "confirm", to=10)
     s.leases("accept_tokens", (*new, "t2", "s2"), "b", to=10)
     s.lease("reject_drafts", "t2", "b", to=12)
     s.pair("unfold", "t2", "c2")
@@ -232,6 +237,7 @@ def draft(s: Script) -> None:
     s.lease("append", "s3", "b", at=9, n=1)
     s.lease("accept_tokens", "s3", "b", to=10)
     s.leases("append", ("t2", "w2", "i2", "s3"), "b", at=10, n=2)
+    s.ask("b", "confirm", to=12)
     s.leases("accept_tokens", ("t2", "w2", "i2", "s3"), "b", to=12)
     s.fold("t2", "c2")
     s.lease("accept_tokens", "c2", "b", to=12)
@@ -451,8 +457,8 @@ def crash(s: Script) -> None:
     s.copy("restore_part", "oc", "c5")
     open_object(s, "oh")
     s.fire("transfer.offer", "x")
-    s.evict(["rt2"])
-    s.ship("ship_begin", "t2", "rt2", "x", size=4, off=0)
+    s.evict(["rc"])
+    s.ship("ship_begin", "c", "rc", "x", size=12, off=0)
     s.lines.append(Crash(True))
 
 
@@ -483,10 +489,10 @@ def housekeeping(s: Script) -> None:
     s.copy("clone_fail", "t2", "t")
     s.copy("clone_begin", "s3", "s", size=4, off=0)
     s.copy("clone_fail", "s3", "s")
-    s.request("p", length=9)
+    s.request("p", length=1)
     s.ask("p", "start_cold")
     s.segment("w3", WINDOW, group=GROUP[WINDOW])
-    s.segment("ti", TAIL, group=6)
+    s.segment("ti", TAIL, group=GROUP[KEYS])
     s.segment("i3", KEYS, group=GROUP[KEYS])
     s.segment("c3", ENTRIES, group=GROUP[ENTRIES])
     writers = ("c3", "t3", "w3", "s2")
