@@ -194,6 +194,7 @@ def cmd_simulate(args: argparse.Namespace) -> int:
         args.alignment,
         args.recovery,
         size(args.io_bandwidth) if args.io_bandwidth else IO_BANDWIDTH,
+        spec=args.spec,
     )
     if args.json:
         print(msgspec.json.encode(report).decode())

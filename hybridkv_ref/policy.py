@@ -32,18 +32,23 @@ class KindPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The file. ``reserve`` is the share of device memory, 0 to 1, that admission leaves to loads."""
+    """The file.
+
+    ``reserve`` is the share of device memory, 0 to 1, that admission leaves to loads; ``default`` is for kinds without
+    an entry of their own.
+    """
 
     title: str
     reserve: Annotated[float, msgspec.Meta(ge=0, lt=1)]
+    default: KindPolicy
     kinds: dict[str, KindPolicy]
 
 
 def load_policy(kinds: Mapping[str, bool], spec: Path = SPEC_DIR) -> Policy:
     """Reads policy.toml of ``spec`` for these kinds (name -> whether the kind resumes at exact positions only).
 
-    InputError for a file that cannot be read, an unknown or ill-typed field, a kind that is missing or unknown, and
-    ``snapshots`` where it is missing or means nothing.
+    A kind without an entry gets the default. InputError for a file that cannot be read, an unknown or ill-typed field,
+    an unknown kind, and ``snapshots`` where it is missing or means nothing.
     """
     path = spec / FILE
     try:
@@ -55,14 +60,18 @@ def load_policy(kinds: Mapping[str, bool], spec: Path = SPEC_DIR) -> Policy:
         raise InputError(f"{path}:{place.strip('`$.') or 'file'}: {reason}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}:file: not TOML: {error}") from None
+    filled = {
+        kind: msgspec.structs.replace(policy.default, snapshots="ends" if exact else None)
+        for kind, exact in kinds.items()
+        if kind not in policy.kinds
+    }
+    policy = msgspec.structs.replace(policy, kinds={**policy.kinds, **filled})
     check_policy(policy, kinds, str(path))
     return policy
 
 
 def check_policy(policy: Policy, kinds: Mapping[str, bool], place: str) -> None:
     """Refuses a policy that does not fit these kinds (name -> whether the kind resumes at exact positions only)."""
-    for kind in sorted(kinds.keys() - policy.kinds.keys()):
-        raise InputError(f"{place}:kinds.{kind}: missing; every kind with device copies needs its order")
     for kind in sorted(policy.kinds.keys() - kinds.keys()):
         raise InputError(f"{place}:kinds.{kind}: no such kind with device copies")
     for kind, own in policy.kinds.items():

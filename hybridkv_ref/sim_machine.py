@@ -85,7 +85,7 @@ class GroupRows:
 class Maker:
     """Makes entities in their first stage, outside any list: a simulation needs hundreds of thousands of them."""
 
-    def __init__(self, machine: Machine, cls: str, kind: str = "", **rigid: int | str) -> None:
+    def __init__(self, machine: Machine, cls: str, kind: str = "", /, **rigid: int | str) -> None:
         first: dict[str, int | str] = {"cls": cls, "kind": kind, "name": kind or cls}
         for name, var in machine.tables.vars_of(cls, kind).items():
             first[attribute(name)] = rigid.get(name, var.init)
@@ -125,8 +125,8 @@ class Machines:
             pool = world.pool if pool is None else pool
             world.pool = pool
             lane = Lane(world, {g.kind for g in members})
-            reads = {f"group.{g.kind}": groups.index(g) for g in members}
-            lane.request = Maker(world.machine, "request", kernel=True, **reads).make()
+            rigid: dict[str, int | str] = {f"group.{g.kind}": groups.index(g) for g in members}
+            lane.request = Maker(world.machine, "request", **rigid, kernel=True).make()
             lane.rows = self.rows(world.machine, "request.")
             self.lanes.append(lane)
             for group in members:

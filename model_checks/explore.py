@@ -166,8 +166,7 @@ class _Search:
         def only(binding: Binding, columns: Columns, count: int) -> tuple[Ints, Ints] | None:
             if binding.event.id != step.event or tuple(e.name for e in binding.entities) != step.entities:
                 return None
-            binding.combos = np.unique(np.vstack([binding.combos, np.array([wanted], np.int64)]), axis=0)
-            found = binding.enabled(columns, count)
+            found = binding.enabled(columns, count) if binding.add(self.space.initial, wanted) else None
             if found is None:
                 return None
             chosen = [list(c) == wanted for c in binding.combos[found[1]].tolist()]

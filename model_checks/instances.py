@@ -7,7 +7,7 @@ its result is shown.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class InstanceSpec(Record, frozen=True):
     leases: list[str] = []
     ranks: list[str] = []
     copies: list[str] = []
-    shipments: list[str] = []
+    shipments: dict[str, dict[str, int | bool | str]] = {}
     graphs: list[str] = []
     constants: dict[str, int] = {}
     inputs: dict[str, list[int | bool | str]] = {}
@@ -189,6 +189,7 @@ class _Reader:
         for name, values in spec.transfers.items():
             yield self.entity(name, "transfer", "", {}, values, f"{where}.transfers.{name}")
         owners = {"segment": spec.segments, "request": spec.requests, "transfer": spec.transfers}
+        links: tuple[tuple[str, Iterable[str]], ...]
         links = (("lease", spec.leases), ("rank", spec.ranks), ("copy", spec.copies), ("shipment", spec.shipments))
         for cls, names in links:
             for name in names:
@@ -198,7 +199,9 @@ class _Reader:
                     e not in owners[CLASS_OF[r]] for e, r in zip(ends, LINKS[cls], strict=True)
                 ):
                     raise InputError(f"{where}: '{name}' is no {cls} between entities of this instance")
-                yield self.entity(name, cls, "", dict(zip(LINKS[cls], ends, strict=True)), {}, where)
+                rigid = spec.shipments[name] if cls == "shipment" else {}
+                place = f"{where}.shipments.{name}" if rigid else where
+                yield self.entity(name, cls, "", dict(zip(LINKS[cls], ends, strict=True)), rigid, place)
         for name in spec.graphs:
             yield self.entity(name, "graph", "", {}, {}, where)
 

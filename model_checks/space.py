@@ -95,6 +95,23 @@ class Binding:
         """The event and its entities, as a trace prints them."""
         return f"{self.event.id}({', '.join(e.name for e in self.entities)})"
 
+    def allowed(self, columns: Columns, choices: Ints) -> npt.NDArray[np.bool_]:
+        """Which input tuples pass the guards that read nothing but inputs, constants and rigid values."""
+        values = self.values(columns, None, list(choices.T))
+        keep = np.ones(len(choices), bool)
+        for guard in self.code.fixed:
+            keep &= self.code.guards[guard](values)
+        return keep
+
+    def add(self, columns: Columns, choice: list[int]) -> bool:
+        """Makes sure that an input tuple is tried from now on; False if a guard on inputs alone refuses it."""
+        row = np.array([choice], np.int64)
+        if not self.allowed(columns, row)[0]:
+            return False
+        if choice not in self.combos.tolist():
+            self.combos = np.vstack([self.combos, row])
+        return True
+
     def values(self, columns: Columns, index: Any, combos: Any = None) -> list[Any]:
         """The slots' values at the states of ``index`` (None: all), inputs from ``combos`` (one array each)."""
         out = []
@@ -198,11 +215,7 @@ class Space:
                 )
                 budget = self.index["budget", event.row] if event.row in instance.budgets else -1
                 binding = Binding(event, entities, compiled, at, targets, choices, choices, on, budget)
-                values = binding.values(self.initial, None, list(choices.T))
-                keep = np.ones(len(choices), bool)
-                for guard in compiled.fixed:
-                    keep &= compiled.guards[guard](values)
-                binding.combos = choices[keep]
+                binding.combos = choices[binding.allowed(self.initial, choices)]
                 yield binding
 
     def reduce(self) -> None:

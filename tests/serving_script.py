@@ -1,7 +1,7 @@
 """The script behind spec/traces/serving.jsonl: one prefix, from its first prefill to a hit on what a crash left of it.
 
-Run as a program, it writes the trace anew. Positions: the prompt has 9 tokens, entries pool 4, so the first hit is at 8;
-the request that drafts writes on to 12, which is where every later hit is.
+Run as a program, it writes the trace anew. The prompt has 9 tokens and entries pool 4 each, so the first hit is at 8;
+the request that drafts writes on to 12, where every later hit is.
 """
 
 from collections.abc import Iterable
@@ -17,12 +17,13 @@ CONSTANTS = {
     "compressed_kv.CAP": 40, "indexer_state.CAP": 40, "recurrent_state.CAP": 24, "swa_window.CAP": 40,
     "uncompressed_tail.CAP": 40, "on_disk_prefix.CAP": 64,
 }  # fmt: skip
-HEADER = Header("hybridkv.rows/1", "Serving one prefix: from its first prefill to a hit on what a crash left of it", None, CONSTANTS)
+TITLE = "Serving one prefix: from its first prefill to a hit on what a crash left of it"
+HEADER = Header("hybridkv.rows/1", TITLE, None, CONSTANTS)
 
-ENTRIES, TAIL, KEYS, WINDOW, STATE = "compressed_kv", "uncompressed_tail", "indexer_state", "swa_window", "recurrent_state"
-STORE = "on_disk_prefix"
+ENTRIES, TAIL, STATE = "compressed_kv", "uncompressed_tail", "recurrent_state"
+KEYS, WINDOW, STORE = "indexer_state", "swa_window", "on_disk_prefix"
 GROUP = {ENTRIES: 1, TAIL: 1, WINDOW: 2, KEYS: 3, STATE: 4}  # a tail is of the group that it feeds
-READS = {f"group.{kind}": group for kind, group in GROUP.items()}
+READS: dict[str, Any] = {f"group.{kind}": group for kind, group in GROUP.items()}
 USES = {f"uses.{kind}": True for kind in GROUP}
 AT_8 = ("c", "t", "w", "i", "s")
 AT_12 = ("c", "c2", "t2", "w2", "i", "i2", "s3")
@@ -96,7 +97,7 @@ class Script:
         self.copy("fold_begin", tail, target)
         self.copy("fold_end", tail, target)
 
-    def pin(self, request: str, at: int, segments: Iterable[str], row: str = "match", ranks: Iterable[str] = ()) -> None:
+    def pin(self, request: str, at: int, segments: Iterable[str], row: str = "match", *ranks: str) -> None:
         self.ask(request, row, s=at, f=at, bound=at - at % CONSTANTS["RATIO"], matched=at + 1)
         found = tuple(segments)
         self.leases("find", found, request)
@@ -104,10 +105,10 @@ class Script:
         for rank in ranks:
             self.fire("rank.vote", request, rank, hit=at)
 
-    def hit(self, request: str, at: int, segments: Iterable[str], row: str = "match", ranks: Iterable[str] = ()) -> None:
+    def hit(self, request: str, at: int, segments: Iterable[str], row: str = "match", *ranks: str) -> None:
         """A joint hit: matched, pinned, agreed, checked in four layers, read."""
         found = tuple(segments)
-        self.pin(request, at, found, row, ranks)
+        self.pin(request, at, found, row, *ranks)
         self.ask(request, "check")
         for segment in found:
             self.lease("pass_l1", segment, request)
@@ -166,7 +167,7 @@ def first_hit(s: Script) -> None:
     s.request("b", length=9, need_until=50, ranks=2, **{f"ahead.{WINDOW}": 1}, **USES)
     s.add("rank", "b0", "b")
     s.add("rank", "b1", "b")
-    s.hit("b", 8, AT_8, ranks=("b0", "b1"))
+    s.hit("b", 8, AT_8, "match", "b0", "b1")
     s.lease("dispatch", "c", "b", upto=8)
     s.lease("dispatch", "c", "b", upto=8)
     s.lease("complete", "c", "b")
@@ -198,7 +199,7 @@ def refill(s: Script) -> None:
 
 def draft(s: Script) -> None:
     """The request is back; it drafts across a fold, and all but one draft are refused."""
-    s.hit("b", 8, AT_8, row="resume", ranks=("b0", "b1"))
+    s.hit("b", 8, AT_8, "resume", "b0", "b1")
     new = ("c2", "w2", "i2")
     for name, kind in (("c2", ENTRIES), ("t2", TAIL), ("w2", WINDOW), ("i2", KEYS), ("s2", STATE), ("s3", STATE)):
         s.segment(name, kind, group=GROUP[kind], **({"keys": True} if kind == KEYS else {}))
@@ -280,7 +281,9 @@ OBJECTS = {  # object: medium, size, range, boundary or position, sources in ord
     "os": ("DISK", 4, 0, 12, 12, ("s3",)),
     "oh": ("HOST", 4, 4, 8, 0, ("w",)),
 }
-PARTS = {"c": (8, 0, 8), "c2": (4, 8, 12), "t2": (4, 8, 12), "w2": (4, 8, 12), "i": (8, 0, 8), "i2": (4, 8, 12), "s3": (4, 0, 12)}
+FIRST, SECOND = (8, 0, 8), (4, 8, 12)
+PARTS = {"c": FIRST, "c2": SECOND, "t2": SECOND, "w2": SECOND, "i": FIRST, "i2": SECOND}
+PARTS |= {"s3": (4, 0, 12), "w": (4, 4, 8)}
 DURABLE = ("oc", "ot", "ow", "oi", "os")
 
 
@@ -325,7 +328,7 @@ def begin_load(s: Script, name: str) -> None:
     """A load of the object takes its turn and all its targets."""
     s.segments("load_begin", [name], need=OBJECTS[name][1])
     for part in OBJECTS[name][5]:
-        size, lo, hi = PARTS.get(part, (4, 4, 8))
+        size, lo, hi = PARTS[part]
         s.copy("restore_begin", name, part, size=size, lo=lo, hi=hi, off=0)
 
 
@@ -442,7 +445,7 @@ def crash(s: Script) -> None:
     """The process dies in the middle of everything."""
     s.request("k", length=13, ranks=1, **USES)
     s.add("rank", "k0", "k")
-    s.hit("k", 12, WHOLE, ranks=("k0",))
+    s.hit("k", 12, WHOLE, "match", "k0")
     s.leases("dispatch", ("c", "i"), "k", upto=12)
     s.segment("c4", ENTRIES, group=GROUP[ENTRIES])
     s.segment("t4", TAIL, group=GROUP[TAIL])

@@ -127,11 +127,11 @@ def test_loads_are_asked_for_in_the_order_of_recovery() -> None:
     assert first_load(msgspec.structs.replace(policy, kinds={**policy.kinds, **turned})) == "swa_window"
 
 
-def test_every_device_kind_needs_its_order() -> None:
-    policy = load_policy(KINDS)
-    fewer = {k: own for k, own in policy.kinds.items() if k != "swa_window"}
-    with pytest.raises(InputError, match=r"there:kinds\.swa_window: missing"):
-        check_policy(msgspec.structs.replace(policy, kinds=fewer), KINDS, "there")
+def test_a_kind_that_the_file_does_not_name_gets_the_default() -> None:
+    policy = load_policy({**KINDS, "made_up": False, "made_up_exact": True})
+    assert policy.kinds["made_up"] == policy.default
+    assert policy.kinds["made_up_exact"] == msgspec.structs.replace(policy.default, snapshots="ends")
+    assert load_policy(KINDS).kinds.keys() == KINDS.keys()
 
 
 def test_a_kind_without_device_copies_has_none() -> None:

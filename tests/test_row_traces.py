@@ -9,12 +9,12 @@ import pytest
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.loader import load_tables
 from hybridkv_ref.row_faults import Fault, faulty, load_faults
-from hybridkv_ref.row_traces import Add, Crash, Fire, Header, Line, encode_rows, leftovers, read_rows, replay
+from hybridkv_ref.row_traces import Add, Crash, Fire, Header, Line, Scalar, encode_rows, leftovers, read_rows, replay
 
 TABLES = load_tables()
 KIND = "compressed_kv"  # any kind whose segments are written and read would do
 HEADER = Header("hybridkv.rows/1", "made up")
-ADMIT = {"at": 0, "size": 1, "meta": 0, "off": 0, "until": 0, "known": 2}
+ADMIT: dict[str, Scalar] = {"at": 0, "size": 1, "meta": 0, "off": 0, "until": 0, "known": 2}
 LINES: list[Line] = [
     Add("segment", "c", KIND, set={"group": 1}),
     Add("request", "q", set={"length": 3, "kernel": True}),
@@ -64,7 +64,7 @@ def test_the_first_refusal_ends_it_and_changes_nothing() -> None:
     assert (refusal.guard, refusal.values) == ("start < end", {"start": 0, "end": 0})
     assert refusal.message.startswith(f"trace:7: {KIND}.commit: refused by 'start < end' with end=0, start=0")
     assert found.fired[f"{KIND}.append"] == 0
-    assert found.entities["c"].stage == "FILLING"  # type: ignore[attr-defined]
+    assert found.entities["c"].stage == "FILLING"
 
 
 def test_what_is_not_at_rest_is_named() -> None:
@@ -91,7 +91,7 @@ def test_constants_are_the_headers_unless_given() -> None:
 
 def test_a_trace_of_these_tables_only() -> None:
     assert replay(text(LINES, Header("hybridkv.rows/1", "", TABLES.sha256)), TABLES).refusal is None
-    with pytest.raises(InputError, match="^trace:1: is of other tables: table_sha256 0000"):
+    with pytest.raises(InputError, match=r"^trace:1: is of other tables: table_sha256 0000"):
         replay(text(LINES, Header("hybridkv.rows/1", "", "0000")), TABLES)
 
 
@@ -175,7 +175,7 @@ def test_a_record_that_does_not_fit_the_tables(line: Line, reason: str) -> None:
 
 
 def test_a_constant_that_the_tables_do_not_have() -> None:
-    with pytest.raises(InputError, match="^trace:1: no constant 'CAPACITY' in the tables"):
+    with pytest.raises(InputError, match=r"^trace:1: no constant 'CAPACITY' in the tables"):
         replay(text(LINES), TABLES, {"CAPACITY": 1})
 
 
@@ -200,8 +200,14 @@ def test_each_change_of_a_trace() -> None:
     assert changed(fault(repeat=APPEND)) == [*LINES[:5], append, append, *LINES[6:]]
     assert changed(fault(move=APPEND, after=COMMIT)) == [*LINES[:5], commit, append, *LINES[7:]]
     assert changed(fault(move=COMMIT, before=APPEND)) == [*LINES[:5], commit, append, *LINES[7:]]
-    assert changed(fault(insert={"row": "system.rebase"}, before=APPEND)) == [*LINES[:5], Fire("system.rebase"), *LINES[5:]]
-    assert changed(fault(change=APPEND, **{"in": {"n": 9}}))[5] == Fire(f"{KIND}.append", ("c", "c.q", "q"), {"at": 0, "n": 9})
+    assert changed(fault(insert={"row": "system.rebase"}, before=APPEND)) == [
+        *LINES[:5],
+        Fire("system.rebase"),
+        *LINES[5:],
+    ]
+    assert changed(fault(change=APPEND, **{"in": {"n": 9}}))[5] == Fire(
+        f"{KIND}.append", ("c", "c.q", "q"), {"at": 0, "n": 9}
+    )
     assert changed(fault(create={"name": "c", "set": {"group": 2}}))[0] == Add("segment", "c", KIND, set={"group": 2})
     header, lines = faulty(fault(constants={"GPU_CAP": 1}), HEADER, LINES)
     assert (header.constants, lines) == ({"GPU_CAP": 1}, LINES)

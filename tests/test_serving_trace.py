@@ -8,16 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
-
 import serving_script
+
 from hybridkv_ref.compile_py import attribute, python, role_name
-from hybridkv_ref.errors import InputError
 from hybridkv_ref.expr import Expr, Ref, refs
 from hybridkv_ref.loader import load_tables
-from hybridkv_ref.machine import Entity
 from hybridkv_ref.row_faults import Fault, faulty, load_faults
 from hybridkv_ref.row_traces import Add, Crash, Fire, Line, Player, encode_rows, leftovers, read_rows, replay
-from hybridkv_ref.tables import CLASS_OF, LINKS, ROLES, Event, Property, Tables
+from hybridkv_ref.tables import CLASS_OF, LINKS, ROLES, Event, Tables
 
 TABLES = load_tables()
 HEADER, NUMBERED = read_rows(serving_script.PATH)
@@ -63,8 +61,6 @@ def test_the_crash_leaves_sealed_objects_and_nothing_else() -> None:
     assert {"gpu_reserved is 4", "io_used is 1", "replays is 1"} <= set(before)
     assert player.play(at, LINES[at]) is None
     world: Any = player.replay.world
-    objects = [e for e in world.entities if e.cls == "segment" and e.stage != TABLES.vars_of("segment", e.kind)["stage"].init]
-    assert {e.name for e in objects} == set(serving_script.DURABLE)
     named = {phrase.split()[0].split(".")[0] for phrase in leftovers(world)}
     assert named == {*serving_script.DURABLE, "disk_used", "object_used", serving_script.STORE}
 
@@ -152,7 +148,7 @@ class Watch:
         kinds, inputs = (event.kinds, line.inputs) if isinstance(line, Fire) and event else ({}, {})
         known: dict[Any, list[tuple[str, ...]]] = {}
         for item, reads_globals, holds in self.properties:
-            # A step property is of every row, of the rows with a tag (and then of those who act in them), or of a crash.
+            # A step property is of every row, of the rows with a tag (then of those who act in them), or of a crash.
             if item.form == "step" and ((event is None) != (item.on == "crash")):
                 continue
             if item.form == "step" and item.on and event is not None:

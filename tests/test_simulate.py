@@ -502,9 +502,9 @@ def test_groups_of_one_kind_are_in_different_lanes() -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("common.toml", '"used -= mem", "gpu_used -= mem", "generation += 1", "placed', '"used -= mem", "generation += 1", "placed'),
+        ("common.toml", '"gpu_used -= mem", "generation += 1", "placed', '"generation += 1", "placed'),
         ("protocols/prefix_hit.toml", '"lease.in_flight -= 1", "steps -= 1"', '"lease.in_flight -= 1"'),
-        ("common.toml", '"committed = known"', '"committed = at"'),
+        ("common.toml", '"committed = known"', '"committed = known - 1"'),
         ("protocols/prefix_hit.toml", '"req.matched = matched"', '"req.matched = 0"'),
         ("protocols/prefix_hit.toml", '"pins -= 1", "req.keeping -= 1"', '"req.keeping -= 1"'),
         ("protocols/prefix_hit.toml", '"req.past_l4 += 1"', '"req.past_l4 += 0"'),
