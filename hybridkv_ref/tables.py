@@ -8,8 +8,9 @@ copy between them, ``graph`` a captured graph.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from hybridkv_ref.expr import TRUE, Expr, Ref, Type
+from hybridkv_ref.expr import TRUE, Expr, Ref, Type, refs
 
 ROLES: dict[str, tuple[str, ...]] = {
     "global": (),
@@ -142,6 +143,11 @@ class Property:
     rules: tuple[str, ...] = ()
     doc: str = ""
 
+    @cached_property
+    def reads(self) -> frozenset[Ref]:
+        """Every variable that the property reads."""
+        return refs(self.expr)
+
 
 @dataclass(frozen=True)
 class Helpful:
@@ -230,12 +236,14 @@ class Tables:
         """The variables of an entity class; segments need their kind."""
         return self.kinds[kind].vars if cls == "segment" else self.classes[cls]
 
+    @cached_property
+    def by_id(self) -> Mapping[str, Event]:
+        """The events by their ids."""
+        return {event.id: event for event in self.events}
+
     def event(self, name: str) -> Event:
         """The event with this id; KeyError when there is none."""
-        for event in self.events:
-            if event.id == name:
-                return event
-        raise KeyError(name)
+        return self.by_id[name]
 
     def forms(self, form: str) -> tuple[Property, ...]:
         """The properties of one form: invariant, step or sometimes."""

@@ -241,6 +241,7 @@ class Assumptions:
         self.tables = tables
         self.words = Vocabulary(tables)
         self.invariants = tables.forms("invariant")
+        self.known: dict[tuple[tuple[str, ...], frozenset[str] | None], z3.BoolRef] = {}
 
     def constants(self) -> list[z3.BoolRef]:
         """What is assumed of the constants."""
@@ -258,16 +259,22 @@ class Assumptions:
         return found
 
     def facts(self, frame: Frame, only: frozenset[str] | None = None) -> list[z3.BoolRef]:
-        """All invariants over the frame, types and sums; ``only`` keeps what mentions one of these entities."""
-        found: list[z3.BoolRef] = []
-        for inst in frame.instances:
-            if only is None or inst.name in only:
-                found += self.types(inst)
-        for prop in self.invariants:
-            for bound in bindings_within(frame, prop.scope, prop.kinds):
-                if only is None or any(i.name in only for i in bound.values()):
-                    found.append(self.words.pre(prop.expr, bound))
-        return found + self.sums(frame)
+        """All invariants over the frame, types and sums; ``only`` keeps what mentions one of these entities.
+
+        One conjunction, cached: frames of the same entities recur all the time.
+        """
+        key = (tuple(i.name for i in frame.instances), only)
+        if key not in self.known:
+            found: list[z3.BoolRef] = []
+            for inst in frame.instances:
+                if only is None or inst.name in only:
+                    found += self.types(inst)
+            for prop in self.invariants:
+                for bound in bindings_within(frame, prop.scope, prop.kinds):
+                    if only is None or any(i.name in only for i in bound.values()):
+                        found.append(self.words.pre(prop.expr, bound))
+            self.known[key] = z3.And([z3.BoolVal(True), *found, *self.sums(frame)])
+        return [self.known[key]]
 
     def sums(self, frame: Frame) -> list[z3.BoolRef]:
         """``owner = contributors in the frame + rest``, rest not negative, rests ordered by the subset lemmas."""
@@ -286,8 +293,3 @@ class Assumptions:
                 if (cls, kind) == (inst.cls, inst.kind):
                     found.append(rests[inst.name, small] <= rests[inst.name, large])
         return found
-
-
-def mentions(prop: Property, bound: Binding, changed: set[Cell]) -> bool:
-    """Whether a property reads a cell that the step changes."""
-    return any((owner_name(r, bound), r.name) in changed for r in refs(prop.expr))

@@ -11,6 +11,8 @@ goals are
 
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 
 import z3
 
@@ -37,6 +39,18 @@ class Refuted(Exception):
     """Raised by a task in ``batch`` mode as soon as one obligation fails; its record is in ``out``."""
 
 
+@dataclass(frozen=True)
+class Goal:
+    """One obligation that waits for its query."""
+
+    name: str
+    claim: z3.BoolRef
+    method: str
+    prop: str
+    rules: tuple[str, ...]
+    text: str
+
+
 class Task:
     """The obligations of one event.
 
@@ -53,65 +67,83 @@ class Task:
             cell = (owner_name(effect.target, self.acting), effect.target.name)
             self.after[cell] = base.words.pre(effect.expr, self.acting)
         self.changed = set(self.after)
+        self.changes = [(base.words.cell(o, r), self.after[o, r.name]) for o, r in self.targets()]
         self.frame = Frame(tables, self.acting)
         self.solver = new_solver()
         self.batch = batch
-        self.waiting: list[tuple[str, z3.BoolRef, str, str, tuple[str, ...]]] = []
+        self.waiting: list[Goal] = []
+
+    def targets(self) -> list[tuple[str, Ref]]:
+        """(owner, variable) of every effect."""
+        return [(owner_name(e.target, self.acting), e.target) for e in self.event.effects]
 
     # -- terms ------------------------------------------------------------------------------------------------------
     def post(self, expr: Expr, bound: Binding, two_state: bool) -> z3.ExprRef:
         """An expression after the step; in a two-state one only ``new(x)`` is."""
 
+        if not two_state:
+            return z3.substitute(self.base.words.pre(expr, bound), *self.changes)
+
         def look(ref: Ref) -> z3.ExprRef:
             owner = owner_name(ref, bound)
-            if ref.new or not two_state:
-                changed = self.after.get((owner, ref.name))
-                if changed is not None:
-                    return changed
-            return self.base.words.cell(owner, ref)
+            changed = self.after.get((owner, ref.name)) if ref.new else None
+            return changed if changed is not None else self.base.words.cell(owner, ref)
 
         return term(expr, look)
 
-    # -- one query ----------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------
     def prove(self, name: str, goal: z3.BoolRef, method: str, prop: str, rules: tuple[str, ...], text: str) -> None:
-        """Sends one obligation to the solver and records the verdict."""
-        if self.batch:
-            self.waiting.append((name, goal, method, prop, rules))
-            return
-        begun = time.perf_counter()
-        self.solver.push()
-        self.solver.add(z3.Not(goal))
-        verdict = self.solver.check()
-        status = "proved" if verdict == z3.unsat else "failed" if verdict == z3.sat else "unknown"
-        full = f"{self.event.id}/{name}"
-        if status == "failed":
-            self.out.counterexamples.append(self.counterexample(full, prop, rules, text))
-        self.solver.pop()
-        spent = (time.perf_counter() - begun) * 1000
-        self.out.obligations.append(
-            Obligation(full, self.event.file, self.event.row, prop, method, status, round(spent, 3), rules)
-        )
+        """Puts one obligation to the next query."""
+        self.waiting.append(Goal(name, goal, method, prop, rules, text))
 
     def flush(self) -> None:
-        """In batch mode: one query for all goals that wait; a failure is recorded and ends the task."""
+        """One query for all goals that wait; if their conjunction does not hold, one for each.
+
+        In batch mode the first goal that the model breaks is recorded and ends the task.
+        """
         goals, self.waiting = self.waiting, []
         if not goals:
             return
-        self.solver.push()
-        self.solver.add(z3.Not(z3.And([g[1] for g in goals])))
-        verdict = self.solver.check()
-        if verdict != z3.unsat:
-            broken = goals[0]
-            if verdict == z3.sat:
-                model = self.solver.model()
-                broken = next((g for g in goals if z3.is_false(model.eval(g[1], model_completion=True))), broken)
-            status = "failed" if verdict == z3.sat else "unknown"
-            name, _, method, prop, rules = broken
-            self.out.obligations.append(
-                Obligation(f"{self.event.id}/{name}", self.event.file, self.event.row, prop, method, status, 0.0, rules)
-            )
+        verdict, spent = self.ask(z3.And([g.claim for g in goals]))
+        if verdict == z3.unsat:
+            for goal in goals:
+                self.record(goal, verdict, spent / len(goals))
+        elif self.batch:
+            broken = next((g for g in goals if self.broken_by_model(g)), goals[0]) if verdict == z3.sat else goals[0]
+            self.record(broken, verdict, spent)
             raise Refuted
+        else:
+            self.solver.pop()
+            for goal in goals:
+                verdict, spent = self.ask(goal.claim)
+                if verdict == z3.sat:
+                    full = f"{self.event.id}/{goal.name}"
+                    self.out.counterexamples.append(self.counterexample(full, goal.prop, goal.rules, goal.text))
+                self.record(goal, verdict, spent)
+                self.solver.pop()
+            return
         self.solver.pop()
+
+    def ask(self, claim: z3.BoolRef) -> tuple[z3.CheckSatResult, float]:
+        """Looks for a counterexample; the caller pops."""
+        begun = time.perf_counter()
+        self.solver.push()
+        self.solver.add(z3.Not(claim))
+        return self.solver.check(), (time.perf_counter() - begun) * 1000
+
+    def broken_by_model(self, goal: "Goal") -> bool:
+        """Whether the solver's model is a counterexample to this goal."""
+        return bool(z3.is_false(self.solver.model().eval(goal.claim, model_completion=True)))
+
+    def record(self, goal: "Goal", verdict: z3.CheckSatResult, spent: float) -> None:
+        """Notes the verdict on one obligation."""
+        status = "proved" if verdict == z3.unsat else "failed" if verdict == z3.sat else "unknown"
+        full = f"{self.event.id}/{goal.name}"
+        self.out.obligations.append(
+            Obligation(
+                full, self.event.file, self.event.row, goal.prop, goal.method, status, round(spent, 3), goal.rules
+            )
+        )
 
     def satisfiable(self, name: str) -> None:
         """The hypotheses so far have a model."""
@@ -227,7 +259,11 @@ class Task:
         """The goals by the bystanders that they need: those that read something changed, or all others."""
         found: Work = {(): []}
         known = set(self.acting.values())
+        names = {name for _, name in self.changed}
         for prop in self.goals():
+            tagged = isinstance(prop, Property) and bool(prop.on)
+            if touched and not tagged and not any(r.name in names for r in prop.reads):
+                continue
             for bound in placements(self.tables, self.acting, prop.scope, prop.kinds):
                 if self.touches(prop, bound) == touched and (touched or self.applies(prop, bound)):
                     fresh = tuple(sorted((i for i in self.entities(bound) if i not in known), key=lambda i: i.name))
@@ -245,11 +281,7 @@ class Task:
         for prop in self.tables.properties:
             if prop.form == "invariant" or (prop.form == "step" and (not prop.on or prop.on in self.event.tags)):
                 yield prop
-        for cls, kind, var in _summed(self.tables):
-            for total in var.sums:
-                for of, share in total.terms.items() if total.cls in LINKS else ():
-                    name = f"share.{kind or cls}.{var.name}.{total.cls}<{of}>"
-                    yield _Kept(name, total.cls, {"self": of} if of else {}, share)
+        yield from _kept(self.tables)
 
     def applies(self, prop: "Property | _Kept", bound: Binding) -> bool:
         """Whether the goal is one at all: not an actor's own share, not a property of a tag on other entities."""
@@ -263,7 +295,7 @@ class Task:
             return False  # an actor's own share is part of the sum's obligation
         if isinstance(prop, Property) and prop.on:
             return all(self.acting.get(r) == i for r, i in bound.items())
-        read = refs(prop.expr)
+        read = prop.reads
         if isinstance(prop, Property) and prop.form == "step":
             read = frozenset(r for r in read if r.new)
         return any((owner_name(r, bound), r.name) in self.changed for r in read)
@@ -357,10 +389,22 @@ class _Kept:
     """A counted share that a bystander must keep: like a Property with the claim ``share is as it was``."""
 
     def __init__(self, name: str, scope: str, kinds: dict[str, str], expr: Expr) -> None:
-        self.id, self.scope, self.kinds, self.expr = name, scope, kinds, expr
+        self.id, self.scope, self.kinds, self.expr, self.reads = name, scope, kinds, expr, refs(expr)
 
 
 Work = dict[tuple[Inst, ...], list[tuple[Property | _Kept, dict[str, Inst]]]]
+
+
+@lru_cache(maxsize=4)
+def _kept(tables: Tables) -> tuple["_Kept", ...]:
+    """The share of every count of links, as something that a bystander keeps."""
+    found = []
+    for cls, kind, var in _summed(tables):
+        for total in var.sums:
+            for of, share in total.terms.items() if total.cls in LINKS else ():
+                name = f"share.{kind or cls}.{var.name}.{total.cls}<{of}>"
+                found.append(_Kept(name, total.cls, {"self": of} if of else {}, share))
+    return tuple(found)
 
 
 def _summed(tables: Tables) -> Iterator[tuple[str, str, Var]]:

@@ -73,25 +73,25 @@ class Claim:
 
     def ask(self, name: str, solver: z3.Solver, goal: z3.BoolRef, row: str = "") -> None:
         """One query."""
-        begun = time.perf_counter()
-        solver.push()
-        solver.add(z3.Not(goal))
-        verdict = solver.check()
-        solver.pop()
+        self.ask_all(solver, [(name, goal)], row)
+
+    def ask_all(self, solver: z3.Solver, goals: list[tuple[str, z3.BoolRef]], row: str) -> None:
+        """One query for all goals; if their conjunction does not hold, one for each."""
+        verdict, spent = _holds(solver, z3.And([goal for _, goal in goals]))
+        if verdict == z3.unsat or len(goals) == 1:
+            for name, _ in goals:
+                self.record(name, row, verdict, spent / len(goals))
+            return
+        for name, goal in goals:
+            self.record(name, row, *_holds(solver, goal))
+
+    def record(self, name: str, row: str, verdict: z3.CheckSatResult, spent: float) -> None:
+        """Notes the verdict on one obligation; ``row`` is the event that it is about, if any."""
         status = "proved" if verdict == z3.unsat else "failed" if verdict == z3.sat else "unknown"
-        spent = round((time.perf_counter() - begun) * 1000, 3)
         file = self.tables.event(row).file if row else ""
+        method, full = METHOD[self.claim.form], f"{self.claim.id}/{name}"
         self.out.obligations.append(
-            Obligation(
-                f"{self.claim.id}/{name}",
-                file,
-                row,
-                self.claim.id,
-                METHOD[self.claim.form],
-                status,
-                spent,
-                self.claim.rules,
-            )
+            Obligation(full, file, row, self.claim.id, method, status, round(spent, 3), self.claim.rules)
         )
 
     # -- while nothing happens -----------------------------------------------------------------------------------------
@@ -226,13 +226,14 @@ class Claim:
         arrived = later(self.claim.goal)
         owed = z3.And(later(self.claim.start), z3.Not(arrived), later(self.claim.given))
         falls, same = lexicographic(rank_later, rank_now)
-        self.ask(f"{label}/rank_never_rises", solver, z3.Or(arrived, z3.And(owed, z3.Or(falls, same))), event.id)
+        goals = [(f"{label}/rank_never_rises", z3.Or(arrived, z3.And(owed, z3.Or(falls, same))))]
         for index, helpful in enumerate(self.claim.helpful):
             still = z3.Implies(z3.And(self.now(helpful.when, bound), owed, same), later(helpful.when))
-            self.ask(f"{label}/helpful[{index}]_stays", solver, still, event.id)
+            goals.append((f"{label}/helpful[{index}]_stays", still))
             for what, premise in self.firing(helpful, event, bound, later):
                 goal = z3.Implies(z3.And(self.now(helpful.when, bound), *premise), z3.Or(arrived, falls))
-                self.ask(f"{label}/helpful[{index}]_{what}_lowers", solver, goal, event.id)
+                goals.append((f"{label}/helpful[{index}]_{what}_lowers", goal))
+        self.ask_all(solver, goals, event.id)
 
     def firing(
         self, helpful: Helpful, event: Event, bound: Binding, later: object
@@ -249,6 +250,16 @@ class Claim:
             found = self.helpful_row(helpful, bound)
             if found is not None and found[0] is event and all(found[1][r] == acting[r] for r in event.roles):
                 yield helpful.row, []
+
+
+def _holds(solver: z3.Solver, goal: z3.BoolRef) -> tuple[z3.CheckSatResult, float]:
+    """Looks for a counterexample; the verdict and its milliseconds."""
+    begun = time.perf_counter()
+    solver.push()
+    solver.add(z3.Not(goal))
+    verdict = solver.check()
+    solver.pop()
+    return verdict, (time.perf_counter() - begun) * 1000
 
 
 def lexicographic(left: list[z3.ArithRef], right: list[z3.ArithRef]) -> tuple[z3.BoolRef, z3.BoolRef]:

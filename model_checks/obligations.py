@@ -29,7 +29,8 @@ class Counterexample(msgspec.Struct, frozen=True):
 class Obligation(msgspec.Struct):
     """One query.
 
-    ``status`` is proved, failed or unknown.  ``milliseconds`` is the solver's time, 0 when taken from cache.
+    ``status`` is proved, failed or unknown.  ``milliseconds`` is the solver's time when it was proved,
+    its share where several were asked at once.
     """
 
     id: str

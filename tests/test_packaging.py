@@ -47,7 +47,8 @@ def package_files(source: Path) -> set[str]:
     """The files that every distribution must have, by their path in it."""
     real = {path.relative_to(source) for path in (source / "hybridkv_ref").glob("*.py")}
     real |= {Path("hybridkv_ref/py.typed")}
-    for folder, suffix in (("kernels", ".py"), ("model_checks", ".py"), ("spec", ".toml"), ("spec", ".md")):
+    spec = [("spec", suffix) for suffix in (".toml", ".md", ".jsonl")]
+    for folder, suffix in (("kernels", ".py"), ("model_checks", ".py"), *spec):
         found = {"hybridkv_ref" / path.relative_to(source) for path in (source / folder).rglob(f"*{suffix}")}
         real |= found
     return {path.as_posix() for path in real}
