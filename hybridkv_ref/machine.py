@@ -99,10 +99,15 @@ class Machine:
             self.survivors.setdefault(survivor.kind, []).append((survivor, guards))
         self.events = {e.id: Compiled(e, space[f"f{i}"]) for i, e in enumerate(tables.events)}
 
+    @staticmethod
+    def roles(expr: Expr, scope: str) -> tuple[str, ...]:
+        """The entities that ``predicate`` takes: those of the scope; of a handoff's, only what the expression names."""
+        used = {r.role for r in refs(expr)}
+        return tuple(r for r in ROLES[scope] if r in used or scope not in HANDOFFS)
+
     def predicate(self, expr: Expr, scope: str) -> Callable[..., bool]:
         """A one-state expression over a scope's roles as a function of (G, *entities)."""
-        used = {r.role for r in refs(expr)}
-        roles = tuple(r for r in ROLES[scope] if r in used or scope not in HANDOFFS)
+        roles = self.roles(expr, scope)
         space: dict[str, Any] = {}
         exec(predicate_source(expr, "p", roles, self.constants), space)
         function: Callable[..., bool] = space["p"]
@@ -181,7 +186,7 @@ class World:
                 if entity.cls == share.cls and found is not None:
                     owners = {role: entity, **entity.refs}
                     function = self.machine.predicate(found, share.cls)
-                    total += int(function(self.pool, *(owners[r] for r in ROLES[share.cls] if r in owners)))
+                    total += int(function(self.pool, *(owners[r] for r in self.machine.roles(found, share.cls))))
         return total
 
     def check_arguments(self, event: Event, entities: tuple[Entity, ...], inputs: Mapping[str, Value]) -> None:

@@ -62,7 +62,7 @@ class Report(msgspec.Struct):
 
 
 def task_names(tables: Tables, kind: str = "") -> Iterator[str]:
-    """Every task, long ones first; ``kind`` keeps the rows and claims in which that kind takes part."""
+    """Every task of a plain run, long ones first; ``kind`` keeps the rows and claims in which that kind takes part."""
     if not kind:
         yield from ("search:finite", "crash", "base", "search:threads", "recovery")
     for claim in tables.responses:
@@ -110,6 +110,10 @@ def run_task(directory: str, name: str) -> TaskResult:
         from hybridkv_ref.model_checks.interleave import run as run_threads
 
         return TaskResult(searches=[r.search() for r in run_threads(tables, Path(directory))])
+    if what == "deep":
+        from hybridkv_ref.model_checks.deep import run_deep
+
+        return run_deep(rest, spec, tables, base, Path(directory))
     from hybridkv_ref.model_checks.finite import search_instances
     from hybridkv_ref.model_checks.mutation import implied
 
@@ -129,9 +133,18 @@ def _chunks(names: list[str]) -> Iterator[list[str]]:
 
 
 def check(
-    directory: Path, kind: str = "", use_cache: bool = True, jobs: int = 0, progress: Progress | None = None
+    directory: Path,
+    kind: str = "",
+    use_cache: bool = True,
+    jobs: int = 0,
+    progress: Progress | None = None,
+    deep: bool = False,
 ) -> Report:
-    """Runs every task that is not cached.  ``jobs`` 0 means one process per core; InputError for unreadable tables."""
+    """Runs every task that is not cached.
+
+    ``jobs`` 0 means one process per core; ``deep`` adds what ``model_checks.deep`` lists. InputError for unreadable
+    tables.
+    """
     begun = time.perf_counter()
     spec = read_spec(directory)
     tables = build(spec)
@@ -142,6 +155,10 @@ def check(
     if use_cache:
         cache.read()
     names = list(task_names(tables, kind))
+    if deep:
+        from hybridkv_ref.model_checks.deep import deep_names
+
+        names += deep_names(spec, tables)
     known = {n: _from_cache(cache.entries[n]) for n in names if n in cache.entries}
     missing = [n for n in names if n not in known]
     if missing:
@@ -178,7 +195,7 @@ def _from_cache(result: TaskResult) -> TaskResult:
 def searched_hash(tables: Tables, directory: Path) -> str:
     """The table hash together with the data that only the searches read."""
     parts = [tables.sha256]
-    for name in ("instances.toml", "interleavings.toml"):
+    for name in ("instances.toml", "interleavings.toml", "assumptions.toml"):
         path = directory / name
         parts.append(path.read_text(encoding="utf-8", errors="replace") if path.exists() else "")
     return "\n".join(parts)

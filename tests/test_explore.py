@@ -27,7 +27,7 @@ title = "a test"
 [instance.reader]
 doc = "one writer, one reader, one segment"
 segments = { a = { kind = "compressed_kv" } }
-requests = { r = { length = 3, kernel = true, "uses.compressed_kv" = true }, q = { length = 3, kernel = true } }
+requests = { r = { length = 9, kernel = true, "uses.compressed_kv" = true }, q = { length = 9, kernel = true } }
 leases = ["a.r", "a.q"]
 constants = { "compressed_kv.CAP" = 1, RATIO = 1 }
 off = ["reject", "match q", "start_cold r", "rebase"]
@@ -195,6 +195,14 @@ def without_extended_guard(label: str, row: str, text: str) -> Tables:
             "ahead<indexer_state>", "successor_is_known<indexer_state>",
         ),
         (
+            "protocols/prefix_hit.toml", "pass_l1", "group == req.group",
+            "other_group<swa_window>", "checked_group<swa_window>",
+        ),
+        (
+            "common.toml", "accept_tokens", "to <= req.accepted",
+            "drafts<indexer_state>", "accepted_by_the_request<indexer_state>",
+        ),
+        (
             "protocols/transfer.toml", "deliver", "xfer.arrived == xfer.parts",
             "parts<recurrent_state>", "delivery_is_whole",
         ),
@@ -272,7 +280,7 @@ def test_a_restricted_search_says_what_it_leaves_out() -> None:
         ('kind = "compressed_kv"', 'kind = "nothing"', "segments.a.kind: 'nothing' is no kind"),
         ('"a.q"]', '"b.q"]', "'b.q' is no lease between entities"),
         ("kernel = true, ", "kernel = 3, ", "3 is not bool"),
-        ("length = 3", "size = 3", "'size' is no rigid variable"),
+        ("length = 9", "size = 9", "'size' is no rigid variable"),
         ('off = ["reject"', 'off = ["refuse"', "'refuse' is no row"),
         ('"match q"', '"match z"', "'z' is no entity"),
         ("RATIO = 1", "RATIOS = 1", "'RATIOS' is no constant"),
@@ -282,6 +290,11 @@ def test_a_restricted_search_says_what_it_leaves_out() -> None:
         ("inputs =", 'script = ["request.nothing q"]\ninputs =', "names no event"),
         ("inputs =", 'script = ["compressed_kv.append a.q n=1"]\ninputs =', "takes the inputs at, n"),
         ("known = [9]", "known = [true]", "inputs.known: True is not int"),
+        (
+            "leases =",
+            'transfers = { x = { parts = 1 } }\nshipments = { "a>a@x" = { size = 1 } }\nleases =',
+            "shipments.a>a@x: 'size' is no rigid variable",
+        ),
         ("title", "titles", "titles"),
     ],
 )

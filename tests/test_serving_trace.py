@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import serving_script
+from trace_script import STORE, Script
 
 from hybridkv_ref.compile_py import attribute, python, role_name
 from hybridkv_ref.expr import Expr, Ref, refs
@@ -44,7 +45,7 @@ def test_every_row_of_the_tables_is_fired_in_it() -> None:
 
 
 def test_without_the_drain_something_is_left() -> None:
-    script = serving_script.Script()
+    script = Script()
     for chapter in serving_script.CHAPTERS[:-1]:
         chapter(script)
     found = replay(encode_rows(HEADER, script.lines).splitlines(), TABLES)
@@ -62,7 +63,7 @@ def test_the_crash_leaves_sealed_objects_and_nothing_else() -> None:
     assert player.play(at, LINES[at]) is None
     world: Any = player.replay.world
     named = {phrase.split()[0].split(".")[0] for phrase in leftovers(world)}
-    assert named == {*serving_script.DURABLE, "disk_used", "object_used", serving_script.STORE}
+    assert named == {*serving_script.DURABLE, "disk_used", "object_used", STORE}
 
 
 # ---- every property of the tables, line by line ----------------------------------------------------------------------
