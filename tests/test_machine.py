@@ -233,7 +233,7 @@ def test_effects_read_the_state_before_the_step() -> None:
 
 def test_the_second_part_of_a_handoff_sees_the_first_ones_effects() -> None:
     """Both parts of a join-like step write the same pool: the counts add up."""
-    joins = [e for e in TABLES.events if e.row == "join" and e.scope == "copy"]
+    joins = [e for e in TABLES.events if e.row == "join" and e.scope == "pair"]
     assert joins
     for event in joins:
         scene, kind = Scene(MACHINE.world(), event, random.Random(event.id)), event.kinds["src"]

@@ -117,14 +117,17 @@ def test_both_forms_speak_of_nothing_but_the_positions(kind: str) -> None:
 # ---- The joint row's conjuncts and can_resume say the same of one covered range --------------------------------------
 
 
-def row_holds(kind: str, params: dict[str, int], s: int, frontier: int, cover: tuple[int, int]) -> bool:
-    """The conjuncts of the joint row, evaluated: their variables replaced by what stands for them."""
+def row_holds(kind: str, params: dict[str, int], s: int, frontier: int, cover: tuple[int, int], hits: int) -> bool:
+    """The conjuncts of the joint row, evaluated: their variables replaced by what stands for them.
+
+    ``hits`` segments of the kind are held, which together cover ``cover``.
+    """
     recovery, needs = read_needs(SPEC.recovery)
     declared = declare(SPEC.files)
     values = stand_ins(recovery, needs[kind], declared, params)
     names = declared.scope("request", {"self": kind}).names
-    env = {"s": s, "F": frontier, "uses": True, "cov_lo": cover[0], "cov": cover[1]}
-    known = {names[f"req.{name}"]: name for name in ("uses", "cov_lo", "cov")}
+    env = {"s": s, "F": frontier, "uses": True, "hits": hits, "cov_lo": cover[0], "cov": cover[1]}
+    known = {names[f"req.{name}"]: name for name in ("uses", "hits", "cov_lo", "cov")}
 
     def write(ref: Ref) -> str:
         return known.get(ref, ref.name)

@@ -128,10 +128,10 @@ def written_and_read(tables: Tables) -> tuple[set[str], set[str]]:
     exprs = [g.expr for event in tables.events for g in event.guards]
     exprs += [e.expr for event in tables.events for e in event.effects]
     exprs += [p.expr for p in tables.properties]
-    sums = [v.sum for k in tables.kinds.values() for v in k.vars.values()]
-    sums += [v.sum for variables in tables.classes.values() for v in variables.values()]
-    sums += [v.sum for v in tables.globals.values()]
-    exprs += [t for total in sums if total for t in total.terms.values()]
+    variables = [v for k in tables.kinds.values() for v in k.vars.values()]
+    variables += [v for group in tables.classes.values() for v in group.values()]
+    variables += list(tables.globals.values())
+    exprs += [t for v in variables for total in v.sums for t in total.terms.values()]
     return written, {r.name for expr in exprs for r in refs(expr)}
 
 

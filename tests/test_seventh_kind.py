@@ -72,12 +72,23 @@ def test_it_is_a_bystander_of_every_other_kinds_rows(tables: Tables) -> None:
     assert any(KIND in o.id for o in result.obligations)
 
 
-@pytest.mark.parametrize("claim", ["lease_ends", "device_drains", "eviction_ends", "restore_ends", "spill_ends"])
+def claims_about_it(tables: Tables) -> list[str]:
+    return sorted({c.id for c in tables.responses if KIND in c.kinds.values()})
+
+
+def test_the_shared_claims_are_made_for_it(tables: Tables) -> None:
+    assert set(claims_about_it(tables)) >= {
+        *(f"{claim}<{KIND}>" for claim in ("lease_ends", "steps_of_the_gone_end", "eviction_ends", "device_drains")),
+        *(f"copy_ends_{way}" for way in ()),
+        f"copy_ends_spill<{KIND}>on_disk_prefix>",
+        f"copy_ends_restore<on_disk_prefix>{KIND}>",
+    }
+
+
+@pytest.mark.parametrize("claim", claims_about_it(load_tables()))
 def test_the_shared_claims_hold_for_it(tables: Tables, claim: str) -> None:
-    result = prove_claims(
-        tables, f"{claim}<{KIND}>" if claim in ("lease_ends", "device_drains", "eviction_ends") else claim
-    )
-    assert any(KIND in o.id for o in result.obligations)
+    result = prove_claims(tables, claim)
+    assert result.obligations
     assert failed(result) == []
 
 
@@ -133,6 +144,6 @@ def test_its_entry_alone_is_not_enough(tmp_path: Path) -> None:
 
 def test_a_capability_that_it_does_not_live_up_to_is_refused(tmp_path: Path) -> None:
     spec = add_kind(copy_spec(tmp_path))
-    edit(spec / "kinds" / f"{KIND}.toml", '"restores"]', '"restores", "ranged"]')
+    edit(spec / "kinds" / f"{KIND}.toml", '"attended"]', '"attended", "ranged"]')
     with pytest.raises(InputError, match=f"kinds/{KIND}.toml: capability 'ranged' needs the part row 'split_out'"):
         faulty(spec)
