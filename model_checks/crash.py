@@ -39,10 +39,14 @@ class Crash:
 
     def run(self) -> TaskResult:
         """Every invariant and every property of the crash itself, over every frame of bystanders."""
+        work: dict[tuple[Inst, ...], list[tuple[Property, dict[str, Inst]]]] = {}
         for prop in self.tables.properties:
             if prop.form == "invariant" or (prop.form == "step" and prop.on == TAG):
                 for bound in placements(self.tables, {}, prop.scope, prop.kinds):
-                    self.property(prop, bound)
+                    fresh = set(bound.values()) | {end for i in bound.values() for _, end in i.refs}
+                    work.setdefault(tuple(sorted(fresh, key=lambda i: i.name)), []).append((prop, bound))
+        for entities, goals in work.items():
+            self.frame(Frame(self.tables, {}, entities), goals)
         for var in self.tables.globals.values():
             for total in var.sums:
                 for kind, share in total.terms.items():
@@ -50,21 +54,24 @@ class Crash:
                         self.share(var, total.cls, kind, share)
         return self.out
 
-    def property(self, prop: Property, bound: dict[str, Inst]) -> None:
-        """One property after the crash."""
-        fresh = set(bound.values()) | {end for i in bound.values() for _, end in i.refs}
-        frame = Frame(self.tables, {}, tuple(sorted(fresh, key=lambda i: i.name)))
+    def frame(self, frame: Frame, goals: list[tuple[Property, dict[str, Inst]]]) -> None:
+        """Every property of one frame after the crash."""
         self.solver = new_solver()
         self.solver.add(*self.base.constants(), *self.base.facts(frame), *self.sums(frame))
         label = "+".join(i.name for i in frame.fresh)
-        self.satisfiable(f"{prop.id}@{label}")
+        self.satisfiable(label)
+        for prop, bound in goals:
+            self.ask(f"{prop.id}@{label}", prop.id, prop.rules, self.claim(prop, bound))
+
+    def claim(self, prop: Property, bound: dict[str, Inst]) -> z3.BoolRef:
+        """What a property says of the state after the crash; of both, if it is a property of the step."""
 
         def look(ref: Ref) -> z3.ExprRef:
             if ref.new or prop.form == "invariant":
                 return self.after(bound.get(ref.role), ref)
             return self.base.words.cell(owner_name(ref, bound), ref)
 
-        self.ask(f"{prop.id}@{label}", prop.id, prop.rules, term(prop.expr, look))
+        return term(prop.expr, look)
 
     def share(self, var: Var, cls: str, kind: str, share: Expr) -> None:
         """An entity's share of a global sum does not grow, and is not negative."""
