@@ -26,7 +26,7 @@ class Refused(Exception):
         super().__init__(f"{event.id}: refused by '{guard.text}' with {shown}{rules}")
 
 
-def event_source(event: Event, function: str, constants: Mapping[str, int]) -> str:
+def event_source(event: Event, function: str, constants: Mapping[str, int], effects: bool = True) -> str:
     """One event as a function ``f(G, <roles...>, <inputs...>) -> int``.
 
     It returns the index of the first false guard, or -1 after all effects were assigned.  Effects are evaluated before
@@ -37,9 +37,9 @@ def event_source(event: Event, function: str, constants: Mapping[str, int]) -> s
     lines = [f"def {function}({', '.join(arguments)}):"]
     for index, guard in enumerate(event.guards):
         lines.append(f"    if not {python(guard.expr, name)}: return {index}")
-    for index, effect in enumerate(event.effects):
+    for index, effect in enumerate(event.effects) if effects else ():
         lines.append(f"    v{index} = {python(effect.expr, name)}")
-    for index, effect in enumerate(event.effects):
+    for index, effect in enumerate(event.effects) if effects else ():
         lines.append(f"    {name(effect.target)} = v{index}")
     return "\n".join([*lines, "    return -1"])
 
@@ -62,10 +62,14 @@ class Entity:
 
 @dataclass(frozen=True)
 class Compiled:
-    """An event with its function: ``call(G, *entities, *inputs)`` gives the false guard's index, or -1 when fired."""
+    """An event with its functions.
+
+    ``call(G, *entities, *inputs)`` gives the false guard's index, or -1 when fired; ``test`` does so without firing.
+    """
 
     event: Event
     call: Callable[..., int]
+    test: Callable[..., int]
 
 
 def _record(name: str, variables: Mapping[str, Var], base: type) -> type:
@@ -91,13 +95,15 @@ class Machine:
         self.types |= {(c, ""): _record(c, v, Entity) for c, v in tables.classes.items()}
         self.globals_type = _record("Pool", tables.globals, Globals)
         source = [event_source(e, f"f{i}", self.constants) for i, e in enumerate(tables.events)]
+        source += [event_source(e, f"t{i}", self.constants, effects=False) for i, e in enumerate(tables.events)]
         space: dict[str, Any] = {}
         exec(compile("\n".join(source), "<tables>", "exec"), space)
+        self.predicates: dict[int, tuple[Expr, Callable[..., bool]]] = {}
         self.survivors: dict[str, list[tuple[Survivor, list[Callable[..., bool]]]]] = {}
         for survivor in tables.survivors:
             guards = [self.predicate(g.expr, "segment") for g in survivor.guards]
             self.survivors.setdefault(survivor.kind, []).append((survivor, guards))
-        self.events = {e.id: Compiled(e, space[f"f{i}"]) for i, e in enumerate(tables.events)}
+        self.events = {e.id: Compiled(e, space[f"f{i}"], space[f"t{i}"]) for i, e in enumerate(tables.events)}
 
     @staticmethod
     def roles(expr: Expr, scope: str) -> tuple[str, ...]:
@@ -106,11 +112,15 @@ class Machine:
         return tuple(r for r in ROLES[scope] if r in used or scope not in HANDOFFS)
 
     def predicate(self, expr: Expr, scope: str) -> Callable[..., bool]:
-        """A one-state expression over a scope's roles as a function of (G, *entities)."""
+        """A one-state expression over a scope's roles as a function of (G, *entities), compiled once."""
+        known = self.predicates.get(id(expr))
+        if known is not None:
+            return known[1]
         roles = self.roles(expr, scope)
         space: dict[str, Any] = {}
         exec(predicate_source(expr, "p", roles, self.constants), space)
         function: Callable[..., bool] = space["p"]
+        self.predicates[id(expr)] = (expr, function)
         return function
 
     def world(self) -> "World":
@@ -159,6 +169,11 @@ class World:
             guard = compiled.event.guards[index]
             raise Refused(compiled.event, guard, self.values(guard.expr, compiled.event, entities, inputs))
 
+    def allows(self, event_id: str, *entities: Entity, **inputs: Value) -> bool:
+        """Whether ``fire`` with these arguments would be legal now; changes nothing."""
+        compiled = self.machine.events[event_id]
+        return compiled.test(self.pool, *entities, *(inputs[n] for n in compiled.event.inputs)) < 0
+
     def crash(self) -> None:
         """The process dies: entities keep what the tables say survives, everything volatile starts over."""
         tables = self.machine.tables
@@ -176,17 +191,20 @@ class World:
             if not var.durable:
                 setattr(self.pool, attribute(name), self.recount(var) if var.sums else var.init)
 
-    def recount(self, var: Var) -> int:
-        """A global sum, added up over the entities."""
+    def recount(self, var: Var, owner: Entity | None = None) -> int:
+        """A sum, added up over the entities that point at its owner; a global's over all."""
         total = 0
         for share in var.sums:
             role = next(r for r, c in CLASS_OF.items() if c == share.cls)
             for entity in self.entities:
-                found = share.terms.get(entity.kind if entity.cls == "segment" else "")
-                if entity.cls == share.cls and found is not None:
-                    owners = {role: entity, **entity.refs}
-                    function = self.machine.predicate(found, share.cls)
-                    total += int(function(self.pool, *(owners[r] for r in self.machine.roles(found, share.cls))))
+                if entity.cls != share.cls or (owner is not None and entity.refs.get(share.via) is not owner):
+                    continue
+                by_role = {role: entity, **entity.refs}
+                kind = by_role["self"].kind if "self" in by_role else ""
+                found = share.terms.get(kind)
+                if found is not None:
+                    roles = self.machine.roles(found, share.cls)
+                    total += int(self.machine.predicate(found, share.cls)(self.pool, *(by_role[r] for r in roles)))
         return total
 
     def check_arguments(self, event: Event, entities: tuple[Entity, ...], inputs: Mapping[str, Value]) -> None:

@@ -1,10 +1,10 @@
 """Second opinion: cvc5 answers every query that Z3 answers, and the two must agree.
 
 While a task runs, each solver that it makes is accompanied by a cvc5 solver that gets the same assertions, pushes and
-pops; whatever Z3 is asked, cvc5 is asked too.  So no query can be left out, those for vacuity and for limit cases (where
-the answer is sat) included.  Terms go over node by node, not as text: Z3 writes a sum of one term in a way that SMT-LIB
-does not have.  The verdict of an obligation here is ``proved`` if both solvers gave the same answer, ``failed`` if they
-contradict each other and ``unknown`` if either gave none.
+pops; whatever Z3 is asked, cvc5 is asked too.  So no query can be left out, those for vacuity and for limit cases
+(where the answer is sat) included.  Terms go over node by node, not as text: Z3 writes a sum of one term in a way that
+SMT-LIB does not have.  The verdict of an obligation here is ``proved`` if both solvers gave the same answer, ``failed``
+if they contradict each other and ``unknown`` if either gave none.
 """
 
 import time

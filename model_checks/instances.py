@@ -9,6 +9,7 @@ its result is shown.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -114,6 +115,10 @@ class Instance:
     def leaves_out(self, row: str, entities: tuple[Entity, ...]) -> bool:
         """Whether a row is switched off, for all or for one of these entities (``off`` entry ``row entity``)."""
         return row in self.off or any(f"{row} {e.name}" in self.off for e in entities)
+
+    def choices(self, event: Event) -> Iterator[tuple[Value, ...]]:
+        """Every tuple of values tried for the inputs of an event."""
+        yield from product(*(self.inputs[event.id, name] for name in event.inputs))
 
     def bindings(self, event: Event) -> Iterator[tuple[Entity, ...]]:
         """Every tuple of entities that fits the roles of an event."""

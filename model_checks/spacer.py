@@ -2,31 +2,32 @@
 
 The induction in ``induction`` is given every helper invariant; here none is given.  The encoding, per goal:
 
-* One unknown relation per kind, ``I_kind(constants, globals, variables of one segment)``, and ``I(constants, globals)``.
-  It is to hold of every segment in every reachable state.  A row takes its acting segments out of their relations and
-  puts them back changed; every other segment, of every kind, is put back unchanged with the changed globals.  So a
-  solution holds for any number of segments (each is looked at alone: what links two of them is lost).
+* One unknown relation per kind, ``I_kind(constants, globals, variables of one segment)``, and one of the globals
+  alone.  Each is to hold of every segment in every reachable state.  A row takes its acting segments out of their
+  relations and puts them back changed; every other segment, of every kind, is put back unchanged with the changed
+  globals.  So a solution holds for any number of segments; what ties two of them together is lost.
 * Leases, requests, copies and graphs are not modelled: what a row reads of them has any value of its type, the same in
-  all guards and effects of that one firing.  Segment variables that count them (pins, writers, holds, incoming, ...) are
-  plain integers that the rows move; that they are sums is not used.
-* Only a *slice* is kept: the variables of the goal, then those on which they depend through effects, then through
-  guards.  A variable outside of the slice has any value of its type each time it is read.
+  all guards and effects of that one firing.  Segment variables that count them (pins, holds, ...) are plain integers
+  that the rows move; that they are sums is not used, nor is it used of the globals.
+* Only a *slice* of the variables is kept (see ``slices``).  What is not kept has any value of its type each time.
 
-Every step only adds behaviour, so what Spacer proves holds.  A goal for which even the largest slice has a
-counterexample is *not expressible* here: it rests on what was given up (a count as a sum, or another entity's state).
+Every one of these only adds behaviour, so what Spacer proves holds.  A goal that has a counterexample even with all
+variables of its own kind, and is proved with no other slice, is *not expressible* here: no opinion, and no failure.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
 import z3
 
 from hybridkv_ref.expr import BOOL, INT, Expr, Ref, Type, refs
-from hybridkv_ref.model_checks.frames import subset_lemmas
+from hybridkv_ref.model_checks.obligations import Search
 from hybridkv_ref.model_checks.smt import constant, in_range, literal, term
 from hybridkv_ref.tables import CLASS_OF, Event, Property, Tables, Var
 
-TIMEOUT_MS = 20_000
+SLICE_EFFORT = 2_000_000  # in the solver's own units, the same on every machine; one million takes about a second
+LAST_EFFORT = 40_000_000
 Key = tuple[str, str]  # (kind, variable); kind is 'global' or 'const' for those
 
 
@@ -47,19 +48,28 @@ def goals(tables: Tables) -> tuple[Property, ...]:
 
 
 def slices(tables: Tables, goal: Property) -> Iterator[frozenset[Key]]:
-    """Growing sets of variables to keep: the goal's; with those of one guard conjunct more; all it depends on."""
-    start = _through_effects(tables, _keys(goal.expr, dict(goal.kinds)))
-    found = dict.fromkeys([frozenset(start)])
-    wider = [frozenset(_through_effects(tables, start | some)) for some in _guards(tables, start)]
-    found |= dict.fromkeys(sorted(wider, key=lambda kept: (len(kept), sorted(kept))))
+    """Sets of variables to keep; the last decides what is not expressible: all those of the goal's own kind.
+
+    First what the goal reads, with what that depends on through effects; then also what one guard conjunct reads; then
+    what all their guards read, and so on until nothing is added; then, of that, the globals and the goal's own kind.
+    """
+    start = frozenset(_through_effects(tables, _keys(goal.expr, dict(goal.kinds))))
+    wider = {frozenset(_through_effects(tables, start | some)) for some in _guards(tables, start)}
+    found: dict[frozenset[Key], None] = dict.fromkeys([start, *sorted(wider, key=lambda s: (len(s), sorted(s)))])
     kept, before = set(start), set[Key]()
     while kept != before:
         before = kept
-        kept = _through_effects(tables, kept.union(*_guards(tables, kept)))
-    yield from found | {frozenset(kept): None}
+        kept = set(_through_effects(tables, kept.union(*_guards(tables, kept))))
+        found[frozenset(kept)] = None
+    own = set(goal.kinds.values()) or {"global", "const"}
+    found[frozenset(k for k in kept if k[0] in own | {"global", "const"})] = None
+    last = frozenset(k for k in kept if k[0] in own)
+    found.pop(last, None)
+    yield from found
+    yield last
 
 
-def _guards(tables: Tables, kept: set[Key]) -> list[set[Key]]:
+def _guards(tables: Tables, kept: Set[Key]) -> list[set[Key]]:
     """What each guard conjunct reads, of the rows that change something kept."""
     found = []
     for event in tables.events:
@@ -69,7 +79,7 @@ def _guards(tables: Tables, kept: set[Key]) -> list[set[Key]]:
     return found
 
 
-def _through_effects(tables: Tables, kept: set[Key]) -> set[Key]:
+def _through_effects(tables: Tables, kept: Set[Key]) -> Set[Key]:
     while True:
         wider = set(kept)
         for event in tables.events:
@@ -87,18 +97,19 @@ class Encoding:
     tables: Tables
     goal: Property
     kept: frozenset[Key]
-    counted: bool = False
+    effort: int = LAST_EFFORT
+    guided: bool = False
     fixedpoint: z3.Fixedpoint = field(default_factory=z3.Fixedpoint)
 
     def __post_init__(self) -> None:
-        self.fixedpoint.set(engine="spacer", timeout=TIMEOUT_MS)
+        self.fixedpoint.set(engine="spacer", rlimit=self.effort, **{"spacer.global": self.guided})
         self.declared: dict[str, z3.ExprRef] = {}
         self.constants = [n for n in self.tables.constants if ("const", n) in self.kept]
         self.globals = [n for n in self.tables.globals if ("global", n) in self.kept]
         self.relations = {k: self.relation(k, self.variables(k)) for k in ("", *self.tables.kinds) if self.wanted(k)}
 
     def wanted(self, kind: str) -> bool:
-        """Whether a relation is needed: the globals' own, the goal's, and those of kinds with something in the slice."""
+        """Whether a relation is needed: the globals' own, the goal's, and those of kinds that the slice has."""
         return kind in ("", self.goal.kinds.get("self")) or bool(self.variables(kind))
 
     def variables(self, kind: str) -> list[Var]:
@@ -166,7 +177,8 @@ class Encoding:
     def row(self, event: Event) -> None:
         """A row's acting segments change; if globals change, every other segment sees it."""
         kinds = dict(event.kinds)
-        after = {(e.target.role, e.target.name): term(e.expr, self.look) for e in event.effects if key(e.target, kinds) in self.kept}
+        kept = [e for e in event.effects if key(e.target, kinds) in self.kept]
+        after = {(e.target.role, e.target.name): term(e.expr, self.look) for e in kept}
         if not after:
             return
         body = [term(g.expr, self.look) for g in event.guards]
@@ -175,33 +187,66 @@ class Encoding:
         body += [term(e, self.look) for c in self.tables.constants.values() for _, e in c.assume]
         acting = {role: kind for role, kind in kinds.items() if kind in self.relations and role in event.roles}
         body += [self.holds(kind, role, {}) for role, kind in acting.items()]
-        if self.counted:
-            body += [fact for role, kind in acting.items() for fact in self.counts(event, role, kind)]
         for role, kind in acting.items():
             self.fixedpoint.rule(self.holds(kind, role, after), body)
         if any(owner == "global" for owner, _ in after):
             for kind in self.relations:
                 self.fixedpoint.rule(self.holds(kind, "other", after), [*body, self.holds(kind, "other", {})])
 
-    def counts(self, event: Event, role: str, kind: str) -> Iterator[z3.BoolRef]:
-        """An acting segment's counts, less the acting lease or copy, count the rest: never negative, subsets no larger."""
-        rests: dict[str, z3.ArithRef] = {}
-        for var in self.variables(kind):
-            if var.sum is None:
-                continue
-            rests[var.name] = self.cell(role, var.name, var.type)
-            if var.sum.cls in event.roles and var.sum.via == role and kind in (*var.sum.terms, ""):
-                share = var.sum.terms.get(kind, var.sum.terms.get(""))
-                if share is not None:
-                    rests[var.name] = rests[var.name] - term(share, self.look)
-        yield from (rest >= 0 for rest in rests.values())
-        for cls, owner, small, large in subset_lemmas(self.tables):
-            if (cls, owner) == ("segment", kind) and small in rests and large in rests:
-                yield rests[small] <= rests[large]
-
-    def solve(self) -> z3.CheckSatResult:
-        """unsat: the goal holds in all states of the relation; sat: the abstraction has a counterexample."""
+    def solve(self) -> str:
+        """proved: the goal holds in all states of the relation; refuted: not in the abstraction; unknown: gave up."""
         self.build()
         kind = self.goal.kinds.get("self", "")
-        return self.fixedpoint.query(z3.And(self.holds(kind, "self", {}), z3.Not(term(self.goal.expr, self.look))))
+        bad = z3.And(self.holds(kind, "self", {}), z3.Not(term(self.goal.expr, self.look)))
+        try:
+            verdict = self.fixedpoint.query(bad)
+        except z3.Z3Exception:  # how the engine reports that its effort is spent
+            return "unknown"
+        return "proved" if verdict == z3.unsat else "refuted" if verdict == z3.sat else "unknown"
 
+
+def solve(tables: Tables, goal: Property, kept: frozenset[Key], effort: int) -> str:
+    """The verdict over one slice.
+
+    Where Spacer enumerates the values of counters without end, global guidance makes it generalise over their sums;
+    where it does not, guidance costs more than it gives.  So both are tried.
+    """
+    plain = Encoding(tables, goal, kept, effort).solve()
+    return plain if plain != "unknown" else Encoding(tables, goal, kept, effort, guided=True).solve()
+
+
+def opinion(tables: Tables, goal: Property) -> Search:
+    """Spacer's opinion on one goal: ``holds``; ``not expressible`` (no opinion, with the reason); else ``unknown``."""
+    begun, every, verdict = time.perf_counter(), list(slices(tables, goal)), "unknown"
+    for number, kept in enumerate(every):
+        verdict = solve(tables, goal, kept, LAST_EFFORT if number == len(every) - 1 else SLICE_EFFORT)
+        if verdict == "proved":
+            break
+    status = {"proved": "holds", "refuted": "not expressible"}.get(verdict, "unknown")
+    detail = f"{len(kept)} variables, slice {number + 1} of {len(every)}, {time.perf_counter() - begun:.1f} s"
+    if status == "not expressible":
+        detail += f"; {_reason(tables, goal)}"
+    return Search(
+        f"spacer/{goal.id}", "spacer", status, status != "unknown", "any number of segments", detail=detail,
+        rules=goal.rules,
+    )  # fmt: skip
+
+
+def _reason(tables: Tables, goal: Property) -> str:
+    variables = tables.kinds[goal.kinds["self"]].vars if goal.kinds else tables.globals
+    counts = sorted(r.name for r in refs(goal.expr) if r.name in variables and variables[r.name].sum)
+    lost = f"that {', '.join(counts)} count something" if counts else "what ties the segment to a lease, copy or other"
+    return f"a counterexample with all variables of its own kind, no proof with more: not known is {lost}"
+
+
+def spacer_opinion(
+    tables: Tables, names: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None
+) -> list[Search]:
+    """The opinions on these goals (default: all), in this process; ``progress`` gets (done, all)."""
+    chosen = [g for g in goals(tables) if names is None or g.id in set(names)]
+    found = []
+    for done, goal in enumerate(chosen, 1):
+        found.append(opinion(tables, goal))
+        if progress:
+            progress(done, len(chosen))
+    return found

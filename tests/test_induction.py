@@ -26,6 +26,7 @@ TABLES = load_tables()
 BASE = Assumptions(TABLES)
 SPEC = read_spec(SPEC_DIR)
 COMMON, HIT, HANDOFFS, GRAPH = "common.toml", *(f"protocols/{n}.toml" for n in ("prefix_hit", "handoffs", "cuda_graph"))
+TRANSFER = "protocols/transfer.toml"
 SWA, CKV, TAIL, INDEX, DISK = (
     f"kinds/{n}.toml" for n in ("swa_window", "compressed_kv", "uncompressed_tail", "indexer_state", "on_disk_prefix")
 )
@@ -133,6 +134,23 @@ FAULTS = [
     (HIT, "rows.release", '"pins -= 1", ', "", "sum.pins", "HKV-REF-006"),
     (HIT, "rows.close", ', "req.keeping == 0"', "", "idle_is_empty", "HKV-REF-005"),
     (HIT, "rows.match", '"f < req.length", ', "", "resume_position", "HKV-L1-006"),
+    (HIT, "rows.pass_l1", '"end + req.ahead <= req.matched", ', "", "successor_is_known", "HKV-KEY-004"),
+    (HIT, "rows.dispatch", '"req.stage in RUNNING", ', "", "steps_are_the_running_ones", "HKV-REF-005"),
+    (HIT, "rows.dispatch", '"upto <= end", ', "", "steps_see_their_bytes", "HKV-S3-016"),
+    (HIT, "rows.dispatch", ', "lease.in_flight + 1 <= PIPELINE"', "", "pipeline_depth", "HKV-S3-016"),
+    (HIT, "rows.complete", 'when = ["lease.in_flight > 0"]\n', "", "pipeline_depth", "HKV-REF-003"),
+    (HIT, "rows.preempt", 'when = ["req.preempts < MAX_PREEMPTS"]\n', "", "preempted_at_most", "HKV-LIVE-011"),
+    (HIT, "rows.resume_cold", '"req.writing == 0", ', "", "preempted_lets_all_go", "HKV-LIVE-011"),
+    (COMMON, "rows.free", ', "steps == 0"', "", "freed_without_references", "HKV-REF-004"),
+    (COMMON, "rows.commit", '"end <= committed", ', "", "published_is_committed", "HKV-POS-002"),
+    (COMMON, "rows.accept_tokens", ', "to <= req.accepted"', "", "the_writer_accepts", "HKV-POS-002"),
+    (COMMON, "rows.reject_drafts", '"req.accepted <= to", ', "", "the_writer_rejects", "HKV-POS-003"),
+    (COMMON, "rows.reject_drafts", ', "placed += 1"', "", "overwriting_is_placing", "HKV-S3-016"),
+    (TRANSFER, "rows.vote", ', "req.f <= hit"', "", "votes_cover_the_hit", "HKV-RANK-001"),
+    (TRANSFER, "rows.deliver", 'when = ["xfer.arrived == xfer.parts"]\n', "", "delivery_is_whole", "HKV-L3-003"),
+    (TRANSFER, "rows.transfer_close", 'when = ["xfer.shipped == 0"]\n', "", "idle_transfer", "HKV-REF-005"),
+    (TRANSFER, "handoffs.ship_begin", '"src.stage in READABLE", ', "", "sender_intact", "HKV-REF-009"),
+    (TRANSFER, "handoffs.ship_discard", 'when = ["xfer.stage == FAILING"]\n', "", "parts_begun", "HKV-L3-003"),
     (INDEX, "rows.rebuild_begin", '"keys", ', "", "rebuild_has_keys", "HKV-IDX-006"),
     (TAIL, "rows.fold_out_begin", '"mark + RATIO <= end", ', "", "folding_rows_exist", "HKV-TAIL-006"),
     (TAIL, "rows.fold_out_end", '"mark += RATIO",', '"mark += 1",', "fold_advances_by_ratio", "HKV-TAIL-004"),
@@ -142,7 +160,7 @@ FAULTS = [
     (DISK, "rows.settle", 'when = ["holds == 0"]\n', "", "restore_is_loading", "HKV-DISK-008"),
     (GRAPH, "rows.replay", '"graph.captured == topology", ', "", "replay_is_current", "HKV-S4-002"),
     (GRAPH, "rows.rebase", 'when = ["replays == 0"]\n', "", "topology_is_fixed_in_replay", "HKV-S4-003"),
-    (HANDOFFS, "handoffs.spill_begin", 'when = ["src.stage in READABLE"]\n', "", "spill_source", "HKV-S3-009"),
+    (HANDOFFS, "handoffs.spill_begin", '"src.stage in READABLE", ', "", "spill_source", "HKV-S3-009"),
     (HANDOFFS, "handoffs.clone_begin", 'then = ["copy.seen = src.generation"]\n', "", "source_intact", "HKV-S3-014"),
 ]
 

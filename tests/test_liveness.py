@@ -14,6 +14,7 @@ from hybridkv_ref.tables import Tables
 TABLES = load_tables()
 BASE = Assumptions(TABLES)
 COMMON, HIT, HANDOFFS, GRAPH = "common.toml", *(f"protocols/{n}.toml" for n in ("prefix_hit", "handoffs", "cuda_graph"))
+TRANSFER = "protocols/transfer.toml"
 SWA, INDEX, DISK = (f"kinds/{n}.toml" for n in ("swa_window", "indexer_state", "on_disk_prefix"))
 CLAIMS = tuple(dict.fromkeys(claim.id.partition("<")[0] for claim in TABLES.responses))
 
@@ -36,20 +37,20 @@ def test_every_kind_that_is_cached_gives_its_leases_back() -> None:
 
 # file, section, text, what stands there instead, the claim that fails, and the obligation that says why
 FAULTS = [
-    (COMMON, "rows.free", "fair = true\n", "", "eviction_ends", "helpful[1]_is_a_fair_row"),
+    (COMMON, "rows.free", "fair = true\n", "", "eviction_ends", "helpful[2]_is_a_fair_row"),
     (COMMON, "rows.unmark", "fair = true\n", "", "eviction_ends", "helpful[0]_is_a_fair_row"),
     (
         COMMON,
         "rows.free",
-        'when = ["pins == 0"]',
-        'when = ["pins == 0", "holds == 7"]',
+        'when = ["pins == 0", "steps == 0"]',
+        'when = ["pins == 0", "steps == 0", "holds == 7"]',
         "eviction_ends",
-        "helpful[1]_free_enabled",
+        "helpful[2]_free_enabled",
     ),
     (
         COMMON,
         "response.eviction_ends",
-        '{ row = "unmark", when = "pins > 0" }, ',
+        '  { row = "unmark", when = "pins > 0" },\n',
         "",
         "eviction_ends",
         "somebody_helps",
@@ -62,13 +63,28 @@ FAULTS = [
         "eviction_ends",
         "rank_never_rises",
     ),
+    (
+        COMMON,
+        "response.eviction_ends",
+        '  { by = "steps_of_the_gone_end", count = "steps", when = "pins == 0 and steps > 0" },\n',
+        "",
+        "eviction_ends",
+        "somebody_helps",
+    ),
+    (COMMON, "response.eviction_ends", '"steps if pins == 0 else 0"', '"0"', "eviction_ends", "helpful[1]_end_lowers"),
     (COMMON, "response.eviction_ends", '"1 if pins > 0 else 0"', '"0 - pins"', "eviction_ends", "rank[0]_not_negative"),
     (COMMON, "response.device_drains", 'also_fair = ["retire"]\n', "", "device_drains", "is_a_fair_row"),
     (COMMON, "response.device_drains", 'without = ["intake"]\n', "", "device_drains", "rank_never_rises"),
     (HIT, "rows.retry", '"f < req.f"', '"f <= req.f"', "request_ends", "rank_never_rises"),
     (HIT, "rows.drop", "fair = true\n", "", "lease_ends", "helpful[0]_is_a_fair_row"),
-    (HANDOFFS, "handoffs.clone_fail", "fair = true\n", "", "clone_ends", "helpful[0]_is_a_fair_row"),
-    (HANDOFFS, "handoffs.clone_fail", 'to = "IDLE"', 'to = "ARRIVED"', "clone_ends", "helpful[0]_stays"),
+    (HIT, "rows.complete", "fair = true\n", "", "steps_of_the_gone_end", "helpful[0]_is_a_fair_row"),
+    (HIT, "rows.preempt", 'then = ["req.preempts += 1"]\n', "", "request_ends", "rank_never_rises"),
+    (HIT, "rows.resume_cold", "fair = true\n", "", "request_ends", "is_a_fair_row"),
+    (HANDOFFS, "handoffs.clone_fail", "fair = true\n", "", "copy_ends_clone", "helpful[0]_is_a_fair_row"),
+    (HANDOFFS, "handoffs.clone_fail", 'to = "IDLE"', 'to = "ARRIVED"', "copy_ends_clone", "helpful[0]_stays"),
+    (TRANSFER, "handoffs.ship_stop", "fair = true\n", "", "copy_ends_shipment", "helpful[1]_is_a_fair_row"),
+    (TRANSFER, "rows.transfer_close", "fair = true\n", "", "transfer_ends", "is_a_fair_row"),
+    (TRANSFER, "rows.withdraw", "fair = true\n", "", "votes_end", "helpful[2]_is_a_fair_row"),
     (SWA, "rows.realign_end", "fair = true\n", "", "realign_ends", "helpful[0]_is_a_fair_row"),
     (INDEX, "rows.rebuild_end", 'to = "SYNCED"', 'to = "REBUILDING"', "rebuild_ends", "rebuild_end_lowers"),
     (DISK, "rows.settle", "fair = true\n", "", "recovery_ends", "is_a_fair_row"),
@@ -100,6 +116,6 @@ def test_a_claim_that_rests_on_an_unknown_row_is_refused(tmp_path: Path) -> None
 
 
 def test_a_copy_that_nobody_promises_to_end_helps_nobody(tmp_path: Path) -> None:
-    tables = changed(tmp_path, HANDOFFS, "response.clone_ends", 'src_has = "clones"', 'src_has = "store"')
+    tables = changed(tmp_path, HANDOFFS, "response.copy_ends_spill", 'src_has = "spills"', 'src_has = "folds"')
     broken = failed(prove_claims(tables, "device_drains", BASE, kinds=1))
     assert [o.id for o in broken if "copy_ends" in o.id]
