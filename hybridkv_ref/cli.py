@@ -222,7 +222,7 @@ def parser() -> argparse.ArgumentParser:
 
     sub = command("check", cmd_check)
     sub.add_argument("--kind", default="", help="only rows and claims of this kind, no searches")
-    sub.add_argument("--deep", action="store_true", help="also mutants, skipped obligations, second solver and explorers")
+    sub.add_argument("--deep", action="store_true", help="also mutants, skipped obligations, other evaluators")
     sub.add_argument("--json", type=Path, metavar="FILE", help="write the whole report as JSON")
     sub.add_argument("--markdown", type=Path, metavar="FILE", help="write a summary as Markdown")
     sub.add_argument("--no-cache", action="store_true", help="prove everything again and store nothing")

@@ -1,20 +1,17 @@
 """What ``hybridkv check --deep`` adds: longer, and none of it trusts the generator of the other checks.
 
-  * the obligations that a plain run skips because the row changes nothing they read,
-  * every mutant,
-  * the ledger: each assumption with a configuration that violates it, and that must fail,
-  * random states on which Python, Z3, the explorer's columns and (where Spin is installed) a generated Promela model must
-    agree on every guard and every value after every row,
-  * cvc5's verdict on every obligation, where cvc5 is installed (extra ``second-opinion``).
+* the obligations that a plain run skips because the row changes nothing they read,
+* every mutant,
+* the ledger: each assumption with a configuration that violates it, and that must fail,
+* random states on which Python, Z3, the explorer's columns and (where Spin is installed) a generated Promela model must
+  agree on every guard and every value after every row.
 """
 
 from collections import Counter
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from hybridkv_ref.model_checks.agreement import ColumnRows, Evaluator, PromelaRows, PythonRows, Z3Rows, agree
-from hybridkv_ref.model_checks.cvc5_opinion import opinion_names, second_opinion
 from hybridkv_ref.model_checks.frames import Assumptions
 from hybridkv_ref.model_checks.induction import Task
 from hybridkv_ref.model_checks.ledger import violated
@@ -35,8 +32,6 @@ def deep_names(spec: Spec, tables: Tables) -> Iterator[str]:
     yield from ("deep:agreement", "deep:ledger")
     for begin in range(0, len(list(mutants(spec, tables))), MUTANTS_PER_TASK):
         yield f"deep:mutants:{begin}"
-    if find_spec("cvc5"):
-        yield from (f"deep:cvc5:{name}" for name in opinion_names(tables))
     yield from (f"deep:skipped:{event.id}" for event in tables.events)
 
 
@@ -45,8 +40,6 @@ def run_deep(name: str, spec: Spec, tables: Tables, base: Assumptions, directory
     what, _, rest = name.partition(":")
     if what == "skipped":
         return Task(tables, tables.event(rest), base).run_skipped()
-    if what == "cvc5":
-        return TaskResult(obligations=second_opinion(tables, [rest], base=base))
     if what == "ledger":
         return TaskResult(searches=list(violated(tables, directory)))
     if what == "mutants":

@@ -15,7 +15,7 @@ import z3
 
 from hybridkv_ref.expr import Expr, Ref, refs
 from hybridkv_ref.model_checks.smt import constant, in_range, new_solver, term
-from hybridkv_ref.tables import CLASS_OF, HANDOFFS, LINKS, ROLES, Event, Property, Sum, Tables, Var
+from hybridkv_ref.tables import CLASS_OF, HANDOFFS, LINKS, ROLES, Event, Sum, Tables, Var
 
 
 @dataclass(frozen=True)

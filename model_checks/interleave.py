@@ -262,8 +262,9 @@ class InterleaveResult:
         """The result as a record of a check; must-fail models are named as such."""
         name = self.name if self.expected == "holds" else f"{self.name} (must fail)"
         detail = "" if self.ok else f"expected {self.expected} {self.breaks}, got {self.got} {self.broken}: {self.doc}"
-        return obligations.Search(name, "interleaving", self.got, self.ok, "one slot", -1, self.states, detail,
-        self.rules)
+        return obligations.Search(
+            name, "interleaving", self.got, self.ok, "one slot", -1, self.states, detail, self.rules
+        )
 
 
 def run(tables: Tables, spec_dir: Path) -> list[InterleaveResult]:

@@ -15,7 +15,17 @@ from hybridkv_ref.errors import InputError
 from hybridkv_ref.expr import Ref
 from hybridkv_ref.loader import build, build_events
 from hybridkv_ref.model_checks.crash import Crash
-from hybridkv_ref.model_checks.frames import Assumptions, Binding, Frame, Inst, actors, contributors, owner_name, owners, placements
+from hybridkv_ref.model_checks.frames import (
+    Assumptions,
+    Binding,
+    Frame,
+    Inst,
+    actors,
+    contributors,
+    owner_name,
+    owners,
+    placements,
+)
 from hybridkv_ref.model_checks.induction import Refuted, Task
 from hybridkv_ref.model_checks.liveness import Claim
 from hybridkv_ref.model_checks.mutants import CRASH, NEED, Mutant

@@ -56,7 +56,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "model_checks.canonical",
         "model_checks.check",
         "model_checks.crash",
-        "model_checks.cvc5_opinion",
         "model_checks.deadness",
         "model_checks.deep",
         "model_checks.explore",

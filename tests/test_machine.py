@@ -1,5 +1,6 @@
 """The machine: a row fires whole or not at all, says why not, and reads the state before the step."""
 
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import Any
@@ -87,7 +88,7 @@ def scene_of(machine: Machine, event: str, **values: Any) -> Scene:
 def with_call(scene: Scene, call: Callable[..., int]) -> Scene:
     """The scene with another function in the place of the compiled row."""
     machine = Machine(TABLES)
-    machine.events[scene.event.id] = type(machine.events[scene.event.id])(scene.event, call)
+    machine.events[scene.event.id] = dataclasses.replace(machine.events[scene.event.id], call=call)
     scene.world.machine = machine
     return scene
 
