@@ -29,6 +29,8 @@ class Claim:
     def __init__(self, tables: Tables, claim: Response, base: Assumptions) -> None:
         self.tables, self.claim, self.base = tables, claim, base
         self.out = TaskResult()
+        whole = (claim.start, claim.goal, claim.given, *claim.rank, *(h.when for h in claim.helpful))
+        self.read = {ref.name for expr in whole for ref in refs(expr)}
 
     def run(self) -> TaskResult:
         """All obligations of the claim."""
@@ -36,6 +38,8 @@ class Claim:
         self.at_rest(bound)
         for event in self.tables.events:
             if event.row in self.claim.without or (event.intake and "intake" in self.claim.without):
+                continue
+            if not any(effect.target.name in self.read for effect in event.effects):
                 continue
             for where in placements(self.tables, actors(event), self.claim.scope, self.claim.kinds):
                 self.under(event, where)
