@@ -19,7 +19,8 @@ MEANING = {
     "boundary": "each row is possible at its limits",
     "ranking": "what is owed happens",
     "drain": "without new work all is given back",
-    "recovery": "proved and run-time need agree",
+    "crash": "invariants hold after a crash",
+    "equality": "proved and run-time need agree",
 }
 SHOWN = 20
 
