@@ -1,0 +1,47 @@
+"""The tasks of `check --deep`, and the ledger: every assumption's violation fails, an idle one would be seen."""
+
+from pathlib import Path
+
+import pytest
+
+from hybridkv_ref.errors import InputError
+from hybridkv_ref.loader import build
+from hybridkv_ref.model_checks.deep import deep_names, run_deep
+from hybridkv_ref.model_checks.frames import Assumptions
+from hybridkv_ref.model_checks.ledger import FILE, read_ledger, violated, without_fairness
+from hybridkv_ref.paths import SPEC_DIR
+from hybridkv_ref.spec_files import read_spec
+
+SPEC = read_spec(SPEC_DIR)
+TABLES = build(SPEC)
+
+
+def test_every_violated_assumption_fails() -> None:
+    found = list(violated(TABLES, SPEC_DIR))
+    assert len(found) >= len(read_ledger(SPEC_DIR).assumption)
+    assert [s.id for s in found if not s.passed] == []
+
+
+def test_an_entry_that_violates_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('title = "x"\n[assumption.idle]\nstatement = "Nothing rests on it."\n')
+    with pytest.raises(InputError, match=r"assumption\.idle: names no configuration"):
+        read_ledger(tmp_path)
+
+
+def test_an_unknown_row_is_refused() -> None:
+    with pytest.raises(InputError, match="no row 'nowhere'"):
+        without_fairness(SPEC, "nowhere")
+
+
+def test_skipped_obligations_hold_too() -> None:
+    found = run_deep("skipped:graph.replay", SPEC, TABLES, Assumptions(TABLES), SPEC_DIR).obligations
+    assert len(found) > 100
+    assert {o.status for o in found} == {"proved"}
+
+
+def test_a_deep_run_covers_every_row_and_every_mutant() -> None:
+    names = list(deep_names(SPEC, TABLES))
+    assert {f"deep:skipped:{e.id}" for e in TABLES.events} <= set(names)
+    assert "deep:ledger" in names
+    assert "deep:agreement" in names
+    assert any(n.startswith("deep:mutants:") for n in names)
