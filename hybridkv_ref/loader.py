@@ -18,10 +18,9 @@ from hybridkv_ref.expr import BOOL, INT, TRUE, Expr, Lit, Op, Scope, Type, parse
 from hybridkv_ref.names import Declared, declare
 from hybridkv_ref.needs import held_everywhere, resume_guards
 from hybridkv_ref.paths import SPEC_DIR
-from hybridkv_ref.rows import STAGE_ROLE, RowBuilder, RowSource, pairs
+from hybridkv_ref.rows import RowBuilder, RowSource, pairs
 from hybridkv_ref.spec_files import (
     ConstantSpec,
-    FileSpec,
     InvariantSpec,
     ResponseSpec,
     SometimesSpec,
@@ -398,11 +397,3 @@ def _assumptions_hold(constants: Mapping[str, Constant]) -> None:
 
 def _id(name: str, kinds: Mapping[str, str]) -> str:
     return f"{name}<{'>'.join(kinds.values())}>" if kinds else name
-
-
-def kind_files(spec: Spec) -> dict[str, FileSpec]:
-    """The table files of kinds, by kind name."""
-    return {s.kind: s for s in spec.files.values() if s.kind}
-
-
-__all__ = ["STAGE_ROLE", "build", "kind_files", "load_tables", "table_hash"]

@@ -171,9 +171,6 @@ class RowBuilder:
             if role == "lease":
                 self.columns(part, scope, "self", row.spec.segment_from, row.spec.segment_to, place, "segment_")
         self.conjuncts(part, row.spec.when, scope, f"{place}.when")
-        for each in self.declared.kind_files if row.spec.when_each else ():
-            inner = self.declared.scope(row.spec.scope, {"self": each})
-            self.conjuncts(part, row.spec.when_each, inner, f"{place}.when_each<{each}>")
         if row.spec.resume:
             part.guards += [guard for guards in self.resume.values() for guard in guards]
         self.assignments(part, row.spec.then, scope, rigid, f"{place}.then")

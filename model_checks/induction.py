@@ -24,7 +24,6 @@ from hybridkv_ref.model_checks.frames import (
     Frame,
     Inst,
     actors,
-    bindings_within,
     contributors,
     owner_name,
     owners,
@@ -426,6 +425,3 @@ def prove_events(tables: Tables, names: Iterable[str]) -> TaskResult:
         out.obligations += done.obligations
         out.counterexamples += done.counterexamples
     return out
-
-
-__all__ = ["Task", "bindings_within", "prove_events"]
