@@ -299,6 +299,8 @@ class _Builder:
         expr: Expr = parse(item.holds, names, f"{where}.holds")
         text = item.holds
         if isinstance(item, InvariantSpec) and item.resume:
+            if kinds.get("self") not in self.rows.resume:
+                raise InputError(f"{where}.resume: stated for what has no recovery entry; has = 'cacheable' is missing")
             held = held_everywhere(self.spec.recovery, self.declared, kinds["self"])
             need = Op("and", (*(g.expr for g in self.rows.resume[kinds["self"]]), held), BOOL)
             expr, text = Op("implies", (expr, need), BOOL), f"implies({text}, {render(need)})"
