@@ -20,12 +20,22 @@ def stage_edges(tables: Tables, kind: str) -> Iterator[Edge]:
             if event.kinds.get(role) != kind:
                 continue
             for source in sources:
-                goals = [b for a, b in sorted(allowed) if a == source] if target.startswith("*") else [target]
-                remembered = tables.kinds[kind].sets.get("QUIET", ()) if target.startswith("*") else goals
-                for goal in goals:
-                    if goal in remembered:
+                goals = remembered(tables, kind, target[1:]) if target.startswith("*") else {target}
+                for goal in sorted(goals):
+                    if (source, goal) in allowed:
                         seen.setdefault((source, goal, event.row))
     yield from seen
+
+
+def remembered(tables: Tables, kind: str, variable: str) -> set[str]:
+    """The stages that some row of this kind stores in ``variable``: those it leaves when it does."""
+    found: set[str] = set()
+    for event in tables.events:
+        for role, (sources, _) in event.edges.items():
+            stores = any((e.target.role, e.target.name) == (role, variable) for e in event.effects)
+            if event.kinds.get(role) == kind and stores:
+                found.update(sources)
+    return found
 
 
 def merged(tables: Tables, kind: str) -> dict[tuple[str, str], list[str]]:

@@ -93,7 +93,8 @@ class Killer:
         broken = next((o for o in Crash(tables, self.base).run().obligations if o.status != "proved"), None)
         if broken is None:
             return Verdict(mutant.id, "survived")
-        return Verdict(mutant.id, "killed", broken.method, broken.property, broken.rules)
+        status = "killed" if broken.status == "failed" else "survived"
+        return Verdict(mutant.id, status, broken.method, broken.property, broken.rules)
 
     def by_induction(self, tables: Tables, changed: list[Event]) -> Obligation | None:
         """The first invariant, step property or sum that a changed row breaks."""
