@@ -13,7 +13,6 @@ def stage_edges(tables: Tables, kind: str) -> Iterator[Edge]:
     """(from, to, row) for every row that moves a segment of this kind; a row to a remembered stage fans out."""
     if kind not in tables.kinds:
         raise InputError(f"graph: no kind '{kind}'; there are {', '.join(tables.kinds)}")
-    allowed = tables.kinds[kind].edges
     seen: dict[Edge, None] = {}
     for event in tables.events:
         for role, (sources, target) in event.edges.items():
@@ -22,8 +21,7 @@ def stage_edges(tables: Tables, kind: str) -> Iterator[Edge]:
             for source in sources:
                 goals = remembered(tables, kind, target[1:]) if target.startswith("*") else {target}
                 for goal in sorted(goals):
-                    if (source, goal) in allowed:
-                        seen.setdefault((source, goal, event.row))
+                    seen.setdefault((source, goal, event.row))
     yield from seen
 
 
