@@ -14,40 +14,29 @@ import msgspec
 
 from hybridkv_ref.compile_py import predicate_source
 from hybridkv_ref.errors import InputError
-from hybridkv_ref.expr import BOOL, INT, TRUE, Expr, Lit, Op, Scope, Type, parse, refs, render
+from hybridkv_ref.expr import INT, Scope, parse, refs
 from hybridkv_ref.names import Declared, declare
-from hybridkv_ref.needs import held_everywhere, resume_guards
+from hybridkv_ref.needs import resume_guards
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.rows import RowBuilder, RowSource, pairs
 from hybridkv_ref.spec_files import (
     ConstantSpec,
-    InvariantSpec,
-    ResponseSpec,
-    SometimesSpec,
     Spec,
-    StepSpec,
     VarSpec,
     read_spec,
 )
+from hybridkv_ref.statements import Statements
 from hybridkv_ref.tables import (
-    HANDOFFS,
     Constant,
     Event,
-    Guard,
-    Helpful,
     Kind,
-    Property,
-    Response,
     Sum,
-    Survivor,
     Tables,
     Var,
 )
 from hybridkv_ref.ties import check_ties
 
 SCHEMA_VERSION = 1
-ZERO = Lit(0, INT)
-Stated = InvariantSpec | StepSpec | SometimesSpec | ResponseSpec
 
 
 @lru_cache(maxsize=8)
@@ -97,6 +86,7 @@ class _Builder:
         twice = next((n for n in names if names.count(n) > 1), None)
         if twice:
             raise InputError(f"rows: '{twice}' is written twice")
+        stated = Statements(self.spec, d, self.rows)
         return Tables(
             {k: self.kind(k) for k in d.kind_files},
             classes,
@@ -105,9 +95,9 @@ class _Builder:
             self.constants(),
             self.globals(),
             events,
-            tuple(self.properties()),
-            tuple(self.responses()),
-            tuple(self.survivors()),
+            tuple(stated.properties()),
+            tuple(stated.responses()),
+            tuple(stated.survivors()),
             table_hash(self.spec),
         )
 
@@ -264,122 +254,6 @@ class _Builder:
                         ends[role] = row_or_none
                     yield self.rows.handoff(label, name, handoff, ends, pair)
 
-    # -- properties -----------------------------------------------------------------------------------------------
-    def spread(self, label: str, item: Stated) -> Iterator[dict[str, str]]:
-        """The kinds (role -> kind) that a property of this file, scope and capability is stated for."""
-        own, scope, has = self.spec.files[label].kind, item.scope, item.has
-        if scope in (*HANDOFFS, "pair"):
-            for src in self.declared.kinds_with(item.src_has) if item.src_has else ("",):
-                for dst in self.declared.kinds_with(item.dst_has) if item.dst_has else ("",):
-                    if not item.same_kind or src == dst:
-                        yield {r: k for r, k in (("src", src), ("dst", dst)) if k}
-        elif scope in ("segment", "lease") or has or (own and scope == "request"):
-            needed = has or ("cacheable" if scope == "lease" else "")
-            for kind in (own,) if own else self.declared.kinds_with(needed):
-                yield {"self": kind}
-        else:
-            yield {}
-
-    def properties(self) -> Iterator[Property]:
-        for label, spec in self.spec.files.items():
-            groups: tuple[tuple[str, Mapping[str, InvariantSpec | StepSpec | SometimesSpec]], ...] = (
-                ("invariant", spec.invariant), ("step", spec.step), ("sometimes", spec.sometimes),
-            )  # fmt: skip
-            for form, items in groups:
-                for name, item in items.items():
-                    for kinds in self.spread(label, item):
-                        yield self.property(f"{label}: {form}.{name}", form, name, item, kinds)
-
-    def property(
-        self, where: str, form: str, name: str, item: InvariantSpec | StepSpec | SometimesSpec, kinds: dict[str, str]
-    ) -> Property:
-        names = self.declared.scope(item.scope, kinds, new=form == "step")
-        if isinstance(item, StepSpec) and item.inputs:
-            names = names.with_names(self.rows.inputs(item.inputs, where, ""))
-        expr: Expr = parse(item.holds, names, f"{where}.holds")
-        text = item.holds
-        if isinstance(item, InvariantSpec) and item.resume:
-            if kinds.get("self") not in self.rows.resume:
-                raise InputError(f"{where}.resume: stated for what has no recovery entry; has = 'cacheable' is missing")
-            held = held_everywhere(self.spec.recovery, self.declared, kinds["self"])
-            need = Op("and", (*(g.expr for g in self.rows.resume[kinds["self"]]), held), BOOL)
-            expr, text = Op("implies", (expr, need), BOOL), f"implies({text}, {render(need)})"
-        role = item.role if isinstance(item, InvariantSpec) else "goal"
-        on = item.on if isinstance(item, StepSpec) else ""
-        choose: Expr = TRUE
-        if isinstance(item, InvariantSpec) and item.choose:
-            choose = parse(item.choose, self.declared.scope(item.scope, kinds), f"{where}.choose")
-            probes = {r for r in refs(choose) if r.role == "const"}
-            if probes & refs(expr) or not probes:
-                raise InputError(f"{where}.choose: fixes a constant that the property itself must not mention")
-        return Property(
-            _id(name, kinds), form, item.scope, kinds, expr, text, where, role, on, choose, tuple(item.rules), item.doc
-        )
-
-    def responses(self) -> Iterator[Response]:
-        for label, spec in self.spec.files.items():
-            for name, claim in spec.response.items():
-                for kinds in self.spread(label, claim):
-                    yield self.response(label, name, claim, kinds)
-
-    def survivors(self) -> Iterator[Survivor]:
-        for label, spec in self.spec.files.items():
-            if spec.crash and not spec.kind:
-                raise InputError(f"{label}: crash: only a kind says what survives")
-            for name, entry in spec.crash.items():
-                where = f"{label}: crash.{name}"
-                scope, stage = self.declared.scope("segment", {"self": spec.kind}), self.declared.stages[spec.kind]
-                stages = RowBuilder.stage_names(scope, stage, entry.from_, f"{where}.from")
-                target = RowBuilder.stage_names(scope, stage, entry.to, f"{where}.to")
-                unknown = [v for v in entry.keep if v not in self.declared.segment[spec.kind]]
-                if unknown or len(target) != 1:
-                    raise InputError(
-                        f"{where}: " + (f"keep: no variable '{unknown[0]}'" if unknown else "to: not one stage")
-                    )
-                guards = tuple(
-                    Guard(text, parse(text, scope, f"{where}.when[{i}]"), f"{where}.when[{i}]")
-                    for i, text in enumerate(entry.when)
-                )
-                yield Survivor(name, spec.kind, stages, guards, target[0], tuple(entry.keep), tuple(entry.rules))
-
-    def response(self, label: str, name: str, claim: ResponseSpec, kinds: Mapping[str, str]) -> Response:
-        where = f"{label}: response.{name}"
-        scope = self.declared.scope(claim.scope, kinds)
-
-        def read(text: str, key: str, want: Type = BOOL) -> Expr:
-            return parse(text, scope, f"{where}.{key}", want)
-
-        extra = [
-            h
-            for s in self.spec.files.values()
-            if s.kind and s.kind == kinds.get("self")
-            for h in s.extend_claim.get(name, [])
-        ]
-        helps = (*claim.helpful, *extra)
-        known = {r for s in self.spec.files.values() for r in (*s.rows, *s.handoffs)}
-        for row in (*claim.without, *claim.also_fair, *(h.row for h in helps if h.row)):
-            if row != "intake" and row not in known:
-                raise InputError(f"{where}: no row '{row}'")
-        helpful = tuple(
-            Helpful(
-                h.row,
-                h.by,
-                read(h.when, f"helpful[{i}].when"),
-                read(h.count, f"helpful[{i}].count", INT) if h.by else ZERO,
-                read(h.who, f"helpful[{i}].who") if h.who else TRUE,
-                read(h.probe, f"helpful[{i}].probe") if h.probe else TRUE,
-                h.when,
-            )
-            for i, h in enumerate(helps)
-        )
-        return Response(
-            _id(name, kinds), claim.form, claim.scope, kinds, read(claim.from_, "from"), read(claim.to, "to"),
-            read(claim.given, "given") if claim.given else TRUE,
-            tuple(read(r, f"rank[{i}]", INT) for i, r in enumerate(claim.rank)),
-            helpful, frozenset(claim.without), frozenset(claim.also_fair), tuple(claim.rules),
-            f"{claim.from_}  leads to  {claim.to}",
-        )  # fmt: skip
-
 
 def _assumptions_hold(constants: Mapping[str, Constant]) -> None:
     """The small values meet every assumption.
@@ -395,7 +269,3 @@ def _assumptions_hold(constants: Mapping[str, Constant]) -> None:
                 values = ", ".join(f"{r}={small[r]}" for r in sorted({ref.name for ref in refs(expr)}))
                 place = f"{constant.file}: constants.{name}.assume[{index}]"
                 raise InputError(f"{place}: '{text}' does not hold for the small values ({values})")
-
-
-def _id(name: str, kinds: Mapping[str, str]) -> str:
-    return f"{name}<{'>'.join(kinds.values())}>" if kinds else name

@@ -29,7 +29,10 @@ def checker_hash() -> str:
     digest = hashlib.sha256()
     here = Path(__file__).resolve().parent
     core = Path(__file__).absolute().parent.parent
-    names = ("expr", "spec_files", "names", "needs", "rows", "loader", "tables", "compile_py", "machine")
+    names = (
+        "expr", "spec_files", "names", "needs", "need_functions", "rows", "statements", "ties", "loader", "tables",
+        "compile_py", "machine",
+    )  # fmt: skip
     package = core if (core / "expr.py").exists() else core / "hybridkv_ref"
     for path in [*sorted(here.glob("*.py")), *(package / f"{n}.py" for n in names)]:
         digest.update(path.read_bytes())

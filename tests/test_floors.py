@@ -41,6 +41,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "needs",
         "need_functions",
         "loader",
+        "statements",
         "rules",
         "export",
         "graph",
