@@ -3,7 +3,6 @@
 The first state, shares that are never negative, step properties of a pause.
 """
 
-import time
 from dataclasses import replace
 
 import z3
@@ -11,6 +10,7 @@ import z3
 from hybridkv_ref.expr import Expr, Ref, rewrite
 from hybridkv_ref.model_checks.frames import Assumptions, Frame, Inst, owner_name, placements
 from hybridkv_ref.model_checks.obligations import Obligation, TaskResult
+from hybridkv_ref.model_checks.queries import holds
 from hybridkv_ref.model_checks.smt import literal, new_solver, term
 from hybridkv_ref.tables import CLASS_OF, Property, Tables, Var
 
@@ -40,14 +40,8 @@ class Base:
         self, name: str, file: str, prop: str, method: str, rules: tuple[str, ...], solver: z3.Solver, goal: z3.BoolRef
     ) -> None:
         """One query."""
-        begun = time.perf_counter()
-        solver.push()
-        solver.add(z3.Not(goal))
-        verdict = solver.check()
-        solver.pop()
-        status = "proved" if verdict == z3.unsat else "failed" if verdict == z3.sat else "unknown"
-        spent = round((time.perf_counter() - begun) * 1000, 3)
-        self.out.obligations.append(Obligation(name, file, "", prop, method, status, spent, rules))
+        answer = holds(solver, goal)
+        self.out.obligations.append(Obligation(name, file, "", prop, method, answer.status, answer.milliseconds, rules))
 
     def alone(self, scope: str, kinds: dict[str, str]) -> list[dict[str, Inst]]:
         """The entities of a scope, all of them bystanders of nothing."""

@@ -6,8 +6,6 @@ what it was. Links (leases, copies, shipments, votes) start over everywhere, so 
 drain claims hold from every state in which the invariants hold, they hold after a crash.
 """
 
-import time
-
 import z3
 
 from hybridkv_ref.expr import Expr, Ref
@@ -22,6 +20,7 @@ from hybridkv_ref.model_checks.frames import (
     placements,
 )
 from hybridkv_ref.model_checks.obligations import Obligation, TaskResult
+from hybridkv_ref.model_checks.queries import Answer, holds, possible
 from hybridkv_ref.model_checks.smt import in_range, literal, new_solver, term
 from hybridkv_ref.tables import LINKS, Property, Tables, Var
 
@@ -59,7 +58,7 @@ class Crash:
         self.solver = new_solver()
         self.solver.add(*self.base.constants(), *self.base.facts(frame), *self.sums(frame))
         label = "+".join(i.name for i in frame.fresh)
-        self.satisfiable(label)
+        self.record(f"can_happen.{label}", "can_happen", (), "vacuity", possible(self.solver))
         for prop, bound in goals:
             self.ask(f"{prop.id}@{label}", prop.id, prop.rules, self.claim(prop, bound))
 
@@ -159,23 +158,10 @@ class Crash:
     # -- queries -------------------------------------------------------------------------------------------------------
     def ask(self, name: str, prop: str, rules: tuple[str, ...], goal: z3.BoolRef) -> None:
         """One query."""
-        begun = time.perf_counter()
-        self.solver.push()
-        self.solver.add(z3.Not(goal))
-        verdict = self.solver.check()
-        self.solver.pop()
-        self.record(name, prop, rules, "crash", verdict == z3.unsat, verdict == z3.sat, begun)
+        self.record(name, prop, rules, "crash", holds(self.solver, goal))
 
-    def satisfiable(self, name: str) -> None:
-        """The hypotheses have a model."""
-        begun = time.perf_counter()
-        verdict = self.solver.check()
-        self.record(f"can_happen.{name}", "can_happen", (), "vacuity", verdict == z3.sat, verdict == z3.unsat, begun)
-
-    def record(
-        self, name: str, prop: str, rules: tuple[str, ...], method: str, good: bool, bad: bool, begun: float
-    ) -> None:
-        """Notes a verdict."""
-        status = "proved" if good else "failed" if bad else "unknown"
-        spent = round((time.perf_counter() - begun) * 1000, 3)
-        self.out.obligations.append(Obligation(f"crash/{name}", "", "crash", prop, method, status, spent, rules))
+    def record(self, name: str, prop: str, rules: tuple[str, ...], method: str, answer: Answer) -> None:
+        """Notes the answer on one obligation."""
+        self.out.obligations.append(
+            Obligation(f"crash/{name}", "", "crash", prop, method, answer.status, answer.milliseconds, rules)
+        )

@@ -9,7 +9,6 @@ goals are
   * that the hypotheses can be met at all, for the row and for each bystander (nothing is proved for want of a case).
 """
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,6 +29,7 @@ from hybridkv_ref.model_checks.frames import (
     placements,
 )
 from hybridkv_ref.model_checks.obligations import Change, Counterexample, Obligation, TaskResult
+from hybridkv_ref.model_checks.queries import PROVED, Answer, possible, settle
 from hybridkv_ref.model_checks.smt import new_solver, term
 from hybridkv_ref.tables import LINKS, Event, Property, Tables, Var
 
@@ -96,89 +96,43 @@ class Task:
         self.waiting.append(Goal(name, goal, method, prop, rules, text))
 
     def flush(self) -> None:
-        """One query for all goals that wait; if their conjunction does not hold, one for each.
-
-        In batch mode the first goal that the model breaks is recorded and ends the task.
-        """
+        """Settles the goals that wait; in batch mode the first one that does not hold ends the task."""
         goals, self.waiting = self.waiting, []
-        if not goals:
-            return
-        verdict, spent = self.ask(z3.And([g.claim for g in goals]))
-        if verdict == z3.unsat:
-            for goal in goals:
-                self.record(goal, verdict, spent / len(goals))
-        elif self.batch:
-            broken = next((g for g in goals if self.broken_by_model(g)), goals[0]) if verdict == z3.sat else goals[0]
-            self.record(broken, verdict, spent)
-            raise Refuted
-        else:
-            self.solver.pop()
-            for goal in goals:
-                verdict, spent = self.ask(goal.claim)
-                if verdict == z3.sat:
-                    full = f"{self.event.id}/{goal.name}"
-                    self.out.counterexamples.append(self.counterexample(full, goal.prop, goal.rules, goal.text))
-                self.record(goal, verdict, spent)
-                self.solver.pop()
-            return
-        self.solver.pop()
-
-    def ask(self, claim: z3.BoolRef) -> tuple[z3.CheckSatResult, float]:
-        """Looks for a counterexample; the caller pops."""
-        begun = time.perf_counter()
-        self.solver.push()
-        self.solver.add(z3.Not(claim))
-        return self.solver.check(), (time.perf_counter() - begun) * 1000
-
-    def broken_by_model(self, goal: "Goal") -> bool:
-        """Whether the solver's model is a counterexample to this goal."""
-        return bool(z3.is_false(self.solver.model().eval(goal.claim, model_completion=True)))
-
-    def record(self, goal: "Goal", verdict: z3.CheckSatResult, spent: float) -> None:
-        """Notes the verdict on one obligation."""
-        status = "proved" if verdict == z3.unsat else "failed" if verdict == z3.sat else "unknown"
-        full = f"{self.event.id}/{goal.name}"
-        self.out.obligations.append(
-            Obligation(
-                full, self.event.file, self.event.row, goal.prop, goal.method, status, round(spent, 3), goal.rules
-            )
-        )
+        for index, answer in settle(self.solver, [g.claim for g in goals], first=self.batch):
+            goal = goals[index]
+            self.record(goal.name, goal.method, goal.prop, goal.rules, answer)
+            if answer.model is not None:
+                self.out.counterexamples.append(self.counterexample(goal, answer.model))
+            if self.batch and answer.status != PROVED:
+                raise Refuted
 
     def satisfiable(self, name: str) -> None:
-        """The hypotheses so far have a model."""
+        """The hypotheses so far have a model: a row can fire, with a bystander, or in a limit case."""
         if self.batch and "@" in name:
             return
-        begun = time.perf_counter()
-        verdict = self.solver.check()
-        status = "proved" if verdict == z3.sat else "failed" if verdict == z3.unsat else "unknown"
-        spent = (time.perf_counter() - begun) * 1000
-        self.out.obligations.append(
-            Obligation(
-                f"{self.event.id}/{name}",
-                self.event.file,
-                self.event.row,
-                "can_fire" if name.startswith("can_fire") else name,
-                "vacuity" if name.startswith("can_fire") else "boundary",
-                status,
-                round(spent, 3),
-            )
-        )
-        if self.batch and status != "proved":
+        firing = name.startswith("can_fire")
+        answer = possible(self.solver)
+        self.record(name, "vacuity" if firing else "boundary", "can_fire" if firing else name, (), answer)
+        if self.batch and answer.status != PROVED:
             raise Refuted
 
-    def counterexample(self, full: str, prop: str, rules: tuple[str, ...], text: str) -> Counterexample:
+    def record(self, name: str, method: str, prop: str, rules: tuple[str, ...], answer: Answer) -> None:
+        """Notes the answer on one obligation."""
+        event, full = self.event, f"{self.event.id}/{name}"
+        self.out.obligations.append(
+            Obligation(full, event.file, event.row, prop, method, answer.status, answer.milliseconds, rules)
+        )
+
+    def counterexample(self, goal: Goal, model: z3.ModelRef) -> Counterexample:
         """The model as changed fields."""
-        model = self.solver.model()
         changes = []
-        for (owner, name), after in self.after.items():
-            target = next(
-                e.target
-                for e in self.event.effects
-                if e.target.name == name and owner_name(e.target, self.acting) == owner
-            )
+        for owner, target in self.targets():
             before = self._value(model, self.base.words.cell(owner, target), target)
-            changes.append(Change(owner, name, before, self._value(model, after, target)))
-        return Counterexample(full, self.event.id, prop, rules, text, tuple(c for c in changes if c.before != c.after))
+            after = self._value(model, self.after[owner, target.name], target)
+            if before != after:
+                changes.append(Change(owner, target.name, before, after))
+        full = f"{self.event.id}/{goal.name}"
+        return Counterexample(full, self.event.id, goal.prop, goal.rules, goal.text, tuple(changes))
 
     @staticmethod
     def _value(model: z3.ModelRef, expr: z3.ExprRef, ref: Ref) -> int | str | bool:

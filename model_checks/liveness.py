@@ -8,7 +8,6 @@ For each claim, over frames as in ``frames`` and for any number of entities:
   * where progress is another entity's (``by``), such an entity exists, and its end lowers the rank.
 """
 
-import time
 from collections.abc import Iterable, Iterator
 
 import z3
@@ -16,6 +15,7 @@ import z3
 from hybridkv_ref.expr import Expr, Ref, refs
 from hybridkv_ref.model_checks.frames import Assumptions, Binding, Cell, Frame, Inst, actors, owner_name, placements
 from hybridkv_ref.model_checks.obligations import Obligation, TaskResult
+from hybridkv_ref.model_checks.queries import settle
 from hybridkv_ref.model_checks.smt import new_solver, term
 from hybridkv_ref.tables import Event, Helpful, Response, Tables, Var
 
@@ -80,23 +80,13 @@ class Claim:
         self.ask_all(solver, [(name, goal)], row)
 
     def ask_all(self, solver: z3.Solver, goals: list[tuple[str, z3.BoolRef]], row: str) -> None:
-        """One query for all goals; if their conjunction does not hold, one for each."""
-        verdict, spent = _holds(solver, z3.And([goal for _, goal in goals]))
-        if verdict == z3.unsat or len(goals) == 1:
-            for name, _ in goals:
-                self.record(name, row, verdict, spent / len(goals))
-            return
-        for name, goal in goals:
-            self.record(name, row, *_holds(solver, goal))
-
-    def record(self, name: str, row: str, verdict: z3.CheckSatResult, spent: float) -> None:
-        """Notes the verdict on one obligation; ``row`` is the event that it is about, if any."""
-        status = "proved" if verdict == z3.unsat else "failed" if verdict == z3.sat else "unknown"
+        """Settles these goals; ``row`` is the event that they are about, if any."""
         file = self.tables.event(row).file if row else ""
-        method, full = METHOD[self.claim.form], f"{self.claim.id}/{name}"
-        self.out.obligations.append(
-            Obligation(full, file, row, self.claim.id, method, status, round(spent, 3), self.claim.rules)
-        )
+        for index, answer in settle(solver, [goal for _, goal in goals]):
+            full, method = f"{self.claim.id}/{goals[index][0]}", METHOD[self.claim.form]
+            self.out.obligations.append(
+                Obligation(full, file, row, self.claim.id, method, answer.status, answer.milliseconds, self.claim.rules)
+            )
 
     # -- while nothing happens -----------------------------------------------------------------------------------------
     def at_rest(self, bound: dict[str, Inst]) -> None:
@@ -254,16 +244,6 @@ class Claim:
             found = self.helpful_row(helpful, bound)
             if found is not None and found[0] is event and all(found[1][r] == acting[r] for r in event.roles):
                 yield helpful.row, []
-
-
-def _holds(solver: z3.Solver, goal: z3.BoolRef) -> tuple[z3.CheckSatResult, float]:
-    """Looks for a counterexample; the verdict and its milliseconds."""
-    begun = time.perf_counter()
-    solver.push()
-    solver.add(z3.Not(goal))
-    verdict = solver.check()
-    solver.pop()
-    return verdict, (time.perf_counter() - begun) * 1000
 
 
 def lexicographic(left: list[z3.ArithRef], right: list[z3.ArithRef]) -> tuple[z3.BoolRef, z3.BoolRef]:

@@ -73,6 +73,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "model_checks.mutation_run",
         "model_checks.obligations",
         "model_checks.promela",
+        "model_checks.queries",
         "model_checks.random_states",
         "model_checks.recovery_equality",
         "model_checks.report",
