@@ -39,7 +39,7 @@ class InstanceSpec(Record, frozen=True):
     requests: dict[str, dict[str, int | bool | str]] = {}
     transfers: dict[str, dict[str, int | bool | str]] = {}
     leases: list[str] = []
-    ranks: list[str] = []
+    ranks: dict[str, dict[str, int | bool | str]] = {}
     copies: list[str] = []
     shipments: dict[str, dict[str, int | bool | str]] = {}
     graphs: list[str] = []
@@ -204,8 +204,8 @@ class _Reader:
                     e not in owners[CLASS_OF[r]] for e, r in zip(ends, LINKS[cls], strict=True)
                 ):
                     raise InputError(f"{where}: '{name}' is no {cls} between entities of this instance")
-                rigid = spec.shipments[name] if cls == "shipment" else {}
-                place = f"{where}.shipments.{name}" if rigid else where
+                rigid = {"shipment": spec.shipments, "rank": spec.ranks}.get(cls, {}).get(name, {})
+                place = f"{where}.{cls}s.{name}" if rigid else where
                 yield self.entity(name, cls, "", dict(zip(LINKS[cls], ends, strict=True)), rigid, place)
         for name in spec.graphs:
             yield self.entity(name, "graph", "", {}, {}, where)

@@ -48,8 +48,8 @@ def fill(s: Script) -> None:
 def first_hit(s: Script) -> None:
     """Two ranks agree on a joint hit; the request is preempted under a step, after which its entries are evicted."""
     s.request("b", length=9, need_until=50, ranks=2, **{f"ahead.{WINDOW}": 1}, **USES)
-    s.add("rank", "b0", "b")
-    s.add("rank", "b1", "b")
+    s.add("rank", "b0", "b", index=0)
+    s.add("rank", "b1", "b", index=1)
     s.hit("b", 8, AT_8, "match", "b0", "b1")
     s.lease("dispatch", "c", "b", upto=8)
     s.lease("dispatch", "c", "b", upto=8)
@@ -327,7 +327,7 @@ def graphs(s: Script) -> None:
 def crash(s: Script) -> None:
     """The process dies in the middle of everything."""
     s.request("k", length=13, ranks=1, **USES)
-    s.add("rank", "k0", "k")
+    s.add("rank", "k0", "k", index=0)
     s.hit("k", 12, WHOLE, "match", "k0")
     s.leases("dispatch", ("c", "i"), "k", upto=12)
     s.segment("c4", ENTRIES, group=GROUP[ENTRIES])
@@ -406,6 +406,21 @@ def housekeeping(s: Script) -> None:
     s.fire("graph.discard_graph", "h")
 
 
+def bounded(s: Script) -> None:
+    """A lost window is replayed; what is computed from then on is approximate, and read only by who asked for that."""
+    for name in ("u", "y"):
+        s.request(name, length=9, bounded=True, **{f"uses.{WINDOW}": True})
+    s.ask("u", "start_cold", "replay_window")
+    s.admit("w3", "u", at=4, size=4, known=9)
+    s.lease("append", "w3", "u", at=4, n=4)
+    s.lease("commit", "w3", "u")
+    s.end("u", ["w3"], "let_go")
+    s.hit("y", 8, ["w3"])
+    s.step(["w3"], "y", upto=8)
+    s.end("y", ["w3"])
+    s.evict(["w3"])
+
+
 def changes(s: Script) -> None:
     """A new index version and a new model: what was matched before goes on, what comes later looks elsewhere."""
     s.request("o", length=13, **USES)
@@ -435,7 +450,7 @@ def drain(s: Script) -> None:
 
 CHAPTERS = (
     *(fill, first_hit, refill, draft, shorter, spill, evict, restore, reshape, transfer, graphs, crash),
-    *(recover, housekeeping, changes, drain),
+    *(recover, housekeeping, bounded, changes, drain),
 )
 
 

@@ -29,7 +29,7 @@ def instance(tables: Tables, name: str) -> Any:
     [("reader<compressed_kv>", 18), ("spill<compressed_kv>", 12), ("graph", 7), ("transfer<swa_window>", 8)],
 )
 def test_the_tables_pass_and_rows_fire(name: str, events: int) -> None:
-    fired = run_rules(machine_class(TABLES, instance(TABLES, name)), examples=15, steps=40)
+    fired = run_rules(machine_class(TABLES, instance(TABLES, name)), examples=40, steps=40)
     assert len(fired) >= events
     assert sum(fired.values()) > 100
 
@@ -80,5 +80,5 @@ def test_a_planted_fault_is_found(
 ) -> None:
     tables = build(planted(file, section, row, key, change))
     with pytest.raises(BrokenPropertyError) as caught:
-        run_rules(machine_class(tables, instance(tables, name)), examples=60, steps=40)
+        run_rules(machine_class(tables, instance(tables, name)), examples=500, steps=40)
     assert len(str(caught.value).splitlines()) > 1  # the steps that lead there
