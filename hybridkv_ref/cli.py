@@ -78,7 +78,7 @@ def cmd_check(args: argparse.Namespace) -> int:
     from hybridkv_ref.model_checks.report import markdown, render
 
     with progress_bar("proving") as progress:
-        report = check(args.spec, args.kind, not args.no_cache, args.jobs, progress, args.deep)
+        report = check(args.spec, args.kind, not args.no_cache, args.jobs, progress, args.deep, args.infer)
     if args.json:
         write_whole(args.json, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
     if args.markdown:
@@ -222,7 +222,8 @@ def parser() -> argparse.ArgumentParser:
 
     sub = command("check", cmd_check)
     sub.add_argument("--kind", default="", help="only rows and claims of this kind, no searches")
-    sub.add_argument("--deep", action="store_true", help="also mutants, skipped obligations, other evaluators")
+    sub.add_argument("--deep", action="store_true", help="also mutants, other solvers, planted faults, random states")
+    sub.add_argument("--infer", action="store_true", help="also infer invariants from templates alone")
     sub.add_argument("--json", type=Path, metavar="FILE", help="write the whole report as JSON")
     sub.add_argument("--markdown", type=Path, metavar="FILE", help="write a summary as Markdown")
     sub.add_argument("--no-cache", action="store_true", help="prove everything again and store nothing")

@@ -1,13 +1,13 @@
 """``hybridkv check``: every proof and search, as independent tasks over all cores, with verdicts kept between runs.
 
-A task is a row over one choice of kinds, a liveness claim, or one of the searches; its name is its cache key.  The
-parent never imports the solver, so that a run whose verdicts are all cached is fast.
+A task's name is its cache key.  The parent never imports the solver, so that a run whose verdicts are all cached is
+fast.
 """
 
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
 from importlib.metadata import version
@@ -19,6 +19,7 @@ from hybridkv_ref.errors import InputError
 from hybridkv_ref.loader import build
 from hybridkv_ref.model_checks.cache import Cache
 from hybridkv_ref.model_checks.obligations import Counterexample, Obligation, Search, TaskResult
+from hybridkv_ref.model_checks.tasks import Progress, prove, search, task_names
 from hybridkv_ref.rules import load_rules
 from hybridkv_ref.spec_files import Spec, read_spec
 from hybridkv_ref.tables import Tables
@@ -26,7 +27,6 @@ from hybridkv_ref.tables import Tables
 SCHEMA = "hybridkv.check/1"
 OPTIONS = "QF_LIA timeout=10s"
 EVENTS_PER_CHUNK = 3
-Progress = Callable[[int, int], None]
 
 
 class Summary(msgspec.Struct):
@@ -61,18 +61,6 @@ class Report(msgspec.Struct):
     counterexamples: list[Counterexample]
 
 
-def task_names(tables: Tables, kind: str = "") -> Iterator[str]:
-    """Every task of a plain run, long ones first; ``kind`` keeps the rows and claims in which that kind takes part."""
-    if not kind:
-        yield from ("search:finite", "crash", "base", "search:threads", "recovery")
-    for claim in tables.responses:
-        if not kind or kind in claim.kinds.values():
-            yield f"claim:{claim.id}"
-    for event in tables.events:
-        if not kind or kind in event.kinds.values():
-            yield f"row:{event.id}"
-
-
 @lru_cache(maxsize=1)
 def _worker(directory: str) -> tuple[Spec, Tables, object]:
     """What every task of a worker process shares: the spec, its tables and the solver's terms for them."""
@@ -85,39 +73,18 @@ def _worker(directory: str) -> tuple[Spec, Tables, object]:
 
 def run_task(directory: str, name: str) -> TaskResult:
     """One task, in this process."""
-    from hybridkv_ref.model_checks.base import prove_base
-    from hybridkv_ref.model_checks.crash import Crash
     from hybridkv_ref.model_checks.frames import Assumptions
-    from hybridkv_ref.model_checks.induction import Task
-    from hybridkv_ref.model_checks.liveness import Claim
 
     spec, tables, terms = _worker(directory)
     base = terms if isinstance(terms, Assumptions) else Assumptions(tables)
     what, _, rest = name.partition(":")
-    if what == "row":
-        return Task(tables, tables.event(rest), base).run()
-    if what == "claim":
-        return Claim(tables, next(c for c in tables.responses if c.id == rest), base).run()
-    if what == "base":
-        return prove_base(tables, base)
-    if what == "crash":
-        return Crash(tables, base).run()
-    if what == "recovery":
-        from hybridkv_ref.model_checks.recovery_equality import prove_equality
-
-        return TaskResult(obligations=prove_equality(spec))
-    if rest == "threads":
-        from hybridkv_ref.model_checks.interleave import run as run_threads
-
-        return TaskResult(searches=[r.search() for r in run_threads(tables, Path(directory))])
     if what == "deep":
         from hybridkv_ref.model_checks.deep import run_deep
 
         return run_deep(rest, spec, tables, base, Path(directory))
-    from hybridkv_ref.model_checks.finite import search_instances
-    from hybridkv_ref.model_checks.mutation import implied
-
-    return search_instances(tables, Path(directory), lambda event, index: implied(tables, base, event, index))
+    if what == "search":
+        return search(name, tables, base, Path(directory))
+    return prove(name, spec, tables, base)
 
 
 def _run_chunk(directory: str, names: list[str]) -> list[tuple[str, TaskResult]]:
@@ -139,11 +106,12 @@ def check(
     jobs: int = 0,
     progress: Progress | None = None,
     deep: bool = False,
+    infer: bool = False,
 ) -> Report:
     """Runs every task that is not cached.
 
-    ``jobs`` 0 means one process per core; ``deep`` adds what ``model_checks.deep`` lists. InputError for unreadable
-    tables.
+    ``jobs`` 0 means one process per core; ``deep`` adds what ``model_checks.deep`` lists, ``infer`` of that only the
+    inference of invariants. InputError for unreadable tables.
     """
     begun = time.perf_counter()
     spec = read_spec(directory)
@@ -154,11 +122,12 @@ def check(
     cache = Cache(searched_hash(tables, directory), OPTIONS)
     if use_cache:
         cache.read()
-    names = list(task_names(tables, kind))
-    if deep:
-        from hybridkv_ref.model_checks.deep import deep_names
+    names, solver = list(task_names(tables, kind)), cache.solver
+    if deep or infer:
+        from hybridkv_ref.model_checks.deep import INFER, deep_names, second_solver
 
-        names += deep_names(spec, tables)
+        names += deep_names(spec, tables, directory) if deep else [INFER]
+        solver += f", {second_solver()}" if deep else ""
     known = {n: _from_cache(cache.entries[n]) for n in names if n in cache.entries}
     missing = [n for n in names if n not in known]
     if missing:
@@ -167,7 +136,7 @@ def check(
             cache.entries[name] = result
         if use_cache:
             cache.write()
-    return _report(tables, cache.solver, [known[n] for n in names], time.perf_counter() - begun)
+    return _report(tables, solver, [known[n] for n in names], time.perf_counter() - begun)
 
 
 def _run(
@@ -195,7 +164,7 @@ def _from_cache(result: TaskResult) -> TaskResult:
 def searched_hash(tables: Tables, directory: Path) -> str:
     """The table hash together with the data that only the searches read."""
     parts = [tables.sha256]
-    for name in ("instances.toml", "interleavings.toml", "assumptions.toml"):
+    for name in ("instances.toml", "interleavings.toml", "assumptions.toml", "planted_faults.toml"):
         path = directory / name
         parts.append(path.read_text(encoding="utf-8", errors="replace") if path.exists() else "")
     return "\n".join(parts)

@@ -3,48 +3,106 @@
 * the obligations that a plain run skips because the row changes nothing they read,
 * every mutant,
 * the ledger: each assumption with a configuration that violates it, and that must fail,
+* the same queries to another solver (cvc5, where it is installed), and to Spacer, which finds invariants of its own,
+* invariants inferred from templates, without those of the tables: how many of these were not needed,
+* faults planted in the generator, each with a probe that must see it,
 * random states on which Python, Z3, the explorer's columns and (where Spin is installed) a generated Promela model must
   agree on every guard and every value after every row.
 """
 
 from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 from hybridkv_ref.model_checks.agreement import ColumnRows, Evaluator, PromelaRows, PythonRows, Z3Rows, agree
-from hybridkv_ref.model_checks.frames import Assumptions
+from hybridkv_ref.model_checks.cvc5_opinion import beside_cvc5
+from hybridkv_ref.model_checks.cvc5_opinion import installed as cvc5_installed
+from hybridkv_ref.model_checks.frames import Assumptions, subset_lemmas
+from hybridkv_ref.model_checks.generator_probes import read_probes
+from hybridkv_ref.model_checks.houdini import infer
 from hybridkv_ref.model_checks.induction import Task
+from hybridkv_ref.model_checks.instances import FILE as INSTANCES
+from hybridkv_ref.model_checks.instances import read_instances
 from hybridkv_ref.model_checks.ledger import violated
 from hybridkv_ref.model_checks.mutants import mutants
 from hybridkv_ref.model_checks.mutation import Killer
 from hybridkv_ref.model_checks.obligations import Search, TaskResult
+from hybridkv_ref.model_checks.planted_faults import seen
+from hybridkv_ref.model_checks.spacer import goals, opinion
 from hybridkv_ref.model_checks.spin import missing
+from hybridkv_ref.model_checks.tasks import proof_names, prove
 from hybridkv_ref.spec_files import Spec
 from hybridkv_ref.tables import Tables
 
 SAMPLES = 100_000
 SEED = 20_260_101
 MUTANTS_PER_TASK = 40
+MIN_HELPERS = 12  # helper invariants, by name, that inference must find by itself
+INFER, LEMMAS = "deep:infer", "lemmas"
 
 
-def deep_names(spec: Spec, tables: Tables) -> Iterator[str]:
+def deep_names(spec: Spec, tables: Tables, directory: Path) -> Iterator[str]:
     """The tasks, long ones first."""
-    yield from ("deep:agreement", "deep:ledger")
+    yield from (INFER, "deep:agreement", "deep:ledger")
     for begin in range(0, len(list(mutants(spec, tables))), MUTANTS_PER_TASK):
         yield f"deep:mutants:{begin}"
+    yield from (f"deep:spacer:{goal.id}" for goal in goals(tables))
+    yield from (f"deep:planted:{name}" for name in read_probes(directory))
+    yield from (f"deep:cvc5:{name}" for name in ((LEMMAS, *proof_names(tables)) if cvc5_installed() else ("",)))
     yield from (f"deep:skipped:{event.id}" for event in tables.events)
+
+
+def second_solver() -> str:
+    """The solver that repeats the queries, and its version."""
+    return f"cvc5 {version('cvc5')}" if cvc5_installed() else "no cvc5"
 
 
 def run_deep(name: str, spec: Spec, tables: Tables, base: Assumptions, directory: Path) -> TaskResult:
     """One task; ``name`` is without ``deep:``."""
     what, _, rest = name.partition(":")
-    if what == "skipped":
-        return Task(tables, tables.event(rest), base).run_skipped()
-    if what == "ledger":
-        return TaskResult(searches=list(violated(tables, directory)))
-    if what == "mutants":
-        return TaskResult(searches=[_mutants(spec, tables, int(rest))])
+    match what:
+        case "skipped":
+            return Task(tables, tables.event(rest), base).run_skipped()
+        case "cvc5":
+            return _cvc5(rest, spec, tables, base)
+        case "ledger":
+            return TaskResult(searches=list(violated(tables, directory)))
+        case "planted":
+            return TaskResult(searches=[seen(spec, tables, rest, read_probes(directory)[rest])])
+        case "spacer":
+            return TaskResult(searches=[opinion(tables, next(g for g in goals(tables) if g.id == rest))])
+        case "mutants":
+            return TaskResult(searches=[_mutants(spec, tables, int(rest))])
+        case "infer":
+            return TaskResult(searches=[_inference(tables, directory)])
     return TaskResult(searches=[_agreement(tables)])
+
+
+def _cvc5(name: str, spec: Spec, tables: Tables, base: Assumptions) -> TaskResult:
+    """cvc5's word on every query of one proof; without cvc5, one record that says so."""
+    if not name:
+        reason = "cvc5 is not installed: pip install 'hybridkv-ref[second-opinion]'"
+        return TaskResult(searches=[Search("cvc5", "second solver", "not run", True, detail=reason)])
+    subset_lemmas(tables)  # asked before, so that its queries fall into no task but their own
+    if name == LEMMAS:
+        return TaskResult(obligations=beside_cvc5(name, lambda: subset_lemmas.__wrapped__(tables)))
+    return TaskResult(obligations=beside_cvc5(name, lambda: prove(name, spec, tables, base)))
+
+
+def _inference(tables: Tables, directory: Path) -> Search:
+    """What templates alone give: the invariants of the tables that follow from them."""
+    result = infer(tables, read_instances(tables, directory / INSTANCES)[0])
+    helpers = {p.id for p in tables.forms("invariant") if p.role == "helper"}
+    found = [i for i in result.implied if i in helpers]
+    names = dict.fromkeys(i.partition("<")[0] for i in found)
+    passed = result.sound and len(names) >= MIN_HELPERS
+    detail = (
+        f"{result.candidates:,} candidates, {result.dropped:,} dropped in {result.rounds} rounds; implied:"
+        f" {len(result.implied)} of {len(result.implied) + len(result.missed)} invariants, among them {len(found)} of"
+        f" {len(helpers)} helpers: {', '.join(names)}"
+    )
+    return Search("invariants from templates", "inference", "holds" if passed else "fails", passed, detail=detail)
 
 
 def _mutants(spec: Spec, tables: Tables, begin: int) -> Search:

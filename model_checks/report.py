@@ -21,7 +21,9 @@ MEANING = {
     "drain": "without new work all is given back",
     "crash": "invariants hold after a crash",
     "equality": "proved and run-time need agree",
+    "second solver": "cvc5 gives the same answer to each query",
 }
+TOLD = ("inference", "agreement")  # searches of which the report prints what they found
 SHOWN = 20
 
 
@@ -59,6 +61,12 @@ def failures(report: Report) -> list[str]:
     return lines
 
 
+def notes(report: Report) -> list[str]:
+    """What searches found that are few and say more than a verdict, and what could not be run."""
+    told = [s for s in report.searches if s.passed and (s.method in TOLD or s.status == "not run")]
+    return [f"{s.method}: {s.detail}" for s in told]
+
+
 def _failure(obligation: Obligation) -> str:
     verdict = "no verdict within the solver's limit" if obligation.status == "unknown" else obligation.status
     return f"{obligation.method}: {obligation.id}: {verdict}{_rules(obligation.rules)}"
@@ -88,6 +96,7 @@ def render(report: Report) -> RenderableType:
     parts += [Text(line, style="red") for line in lines[:SHOWN]]
     if len(lines) > SHOWN:
         parts.append(Text(f"... and {len(lines) - SHOWN} more (--json has all)", style="red"))
+    parts += [Text(line) for line in notes(report)]
     parts += [counterexample_table(c) for c in report.counterexamples[:3]]
     parts.append(Text(verdict(report), style="bold green" if report.summary.passed else "bold red"))
     return Group(*parts)
@@ -120,7 +129,7 @@ def markdown(report: Report) -> str:
         mine = [s for s in report.searches if s.method == method]
         good = sum(1 for s in mine if s.passed)
         lines.append(f"| {method} | {good} | {len(mine) - good} |")
-    lines += ["", *(f"* {line}" for line in failures(report))]
+    lines += ["", *(f"* {line}" for line in (*failures(report), *notes(report)))]
     for example in report.counterexamples[:SHOWN]:
         out = StringIO()
         Console(file=out, width=110).print(counterexample_table(example))

@@ -6,9 +6,11 @@ import pytest
 
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.loader import build
+from hybridkv_ref.model_checks import deep
 from hybridkv_ref.model_checks.deep import deep_names, run_deep
 from hybridkv_ref.model_checks.frames import Assumptions
 from hybridkv_ref.model_checks.ledger import FILE, read_ledger, violated, without_fairness
+from hybridkv_ref.model_checks.tasks import proof_names
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.spec_files import read_spec
 
@@ -40,8 +42,21 @@ def test_skipped_obligations_hold_too() -> None:
 
 
 def test_a_deep_run_covers_every_row_and_every_mutant() -> None:
-    names = list(deep_names(SPEC, TABLES))
+    names = list(deep_names(SPEC, TABLES, SPEC_DIR))
+    assert {f"deep:cvc5:{n}" for n in proof_names(TABLES)} <= set(names) or "deep:cvc5:" in names
     assert {f"deep:skipped:{e.id}" for e in TABLES.events} <= set(names)
     assert "deep:ledger" in names
     assert "deep:agreement" in names
     assert any(n.startswith("deep:mutants:") for n in names)
+    assert any(n.startswith("deep:spacer:") for n in names)
+    assert any(n.startswith("deep:planted:") for n in names)
+    assert "deep:infer" in names
+
+
+def test_without_cvc5_the_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deep, "cvc5_installed", lambda: False)
+    assert [n for n in deep_names(SPEC, TABLES, SPEC_DIR) if n.startswith("deep:cvc5:")] == ["deep:cvc5:"]
+    (found,) = run_deep("cvc5:", SPEC, TABLES, Assumptions(TABLES), SPEC_DIR).searches
+    assert (found.status, found.passed) == ("not run", True)
+    assert "second-opinion" in found.detail
+    assert deep.second_solver() == "no cvc5"

@@ -7,8 +7,8 @@ from hybridkv_ref.row_traces import Add, Fire, Line, Scalar
 
 CONSTANTS = {
     "RATIO": 4, "HALO": 4, "RING": 11, "W": 4, "GPU_CAP": 140, "RESERVE": 8, "PIPELINE": 2, "MAX_PREEMPTS": 2,
-    "HOST_CAP": 8, "DISK_CAP": 64, "OBJECT_CAP": 64, "IO_CAP": 1, "MAX_TRIES": 2, "CPU_CAP": 1, "PROBE": 5, "TICKET": 1, "RANK": 1,
-    "compressed_kv.CAP": 40, "indexer_state.CAP": 40, "recurrent_state.CAP": 24, "swa_window.CAP": 40,
+    "HOST_CAP": 8, "DISK_CAP": 64, "OBJECT_CAP": 64, "IO_CAP": 1, "MAX_TRIES": 2, "CPU_CAP": 1, "PROBE": 5, "TICKET": 1,
+    "RANK": 1, "compressed_kv.CAP": 40, "indexer_state.CAP": 40, "recurrent_state.CAP": 24, "swa_window.CAP": 40,
     "uncompressed_tail.CAP": 40, "on_disk_prefix.CAP": 64,
 }  # fmt: skip
 

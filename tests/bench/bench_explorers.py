@@ -12,15 +12,15 @@ from pathlib import Path
 
 from hybridkv_ref.loader import load_tables
 from hybridkv_ref.model_checks import promela, spin
-from hybridkv_ref.model_checks.check import run_task, task_names
+from hybridkv_ref.model_checks.check import run_task
 from hybridkv_ref.model_checks.explore import explore
 from hybridkv_ref.model_checks.instances import Instance, read_instances
 from hybridkv_ref.model_checks.space import Compiled
+from hybridkv_ref.model_checks.tasks import proof_names
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.tables import Tables
 
 LIMIT = 20_000_000
-PROOFS = ("row:", "claim:", "base")
 QUESTIONS = (
     "These answer different questions: an explorer counts what one finite instance can reach; the proofs say for any "
     "number of entities that no row breaks a property, and count nothing."
@@ -62,8 +62,7 @@ def explorers(tables: Tables, instance: Instance) -> None:
 def proofs(tables: Tables) -> None:
     """Every obligation of every row and claim, in this process."""
     begun, used = time.perf_counter(), time.process_time()
-    names = [n for n in task_names(tables) if n.startswith(PROOFS)]
-    obligations = [o for n in names for o in run_task(str(SPEC_DIR), n).obligations]
+    obligations = [o for n in proof_names(tables) for o in run_task(str(SPEC_DIR), n).obligations]
     seconds, processor = time.perf_counter() - begun, time.process_time() - used
     failed = sum(1 for o in obligations if o.status != "proved")
     print(
