@@ -27,21 +27,17 @@ import networkx as nx
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.loader import build
 from hybridkv_ref.model_checks import obligations
-from hybridkv_ref.model_checks.thread_programs import (
+from hybridkv_ref.model_checks.thread_models import (
     BROKEN,
     LABEL,
     PLAIN,
-    Frame,
     ModelSpec,
-    Move,
-    Slot,
-    System,
-    TraceStep,
     VariantSpec,
     edited,
     read_model,
     rows_only,
 )
+from hybridkv_ref.model_checks.thread_programs import Frame, Move, Slot, System, TraceStep
 from hybridkv_ref.spec_files import Spec, read_spec
 from hybridkv_ref.tables import Tables
 

@@ -90,6 +90,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "model_checks.spacer",
         "model_checks.spin",
         "model_checks.tasks",
+        "model_checks.thread_models",
         "model_checks.thread_programs",
         "model_checks.vector",
         "model_checks.witnesses",

@@ -11,7 +11,7 @@ from hybridkv_ref.errors import InputError
 from hybridkv_ref.loader import build, load_tables
 from hybridkv_ref.machine import Entity, Machine, Refused
 from hybridkv_ref.model_checks.interleave import InterleaveResult, explore, plain, render, run, system
-from hybridkv_ref.model_checks.thread_programs import (
+from hybridkv_ref.model_checks.thread_models import (
     BROKEN,
     LABEL,
     EditSpec,
