@@ -7,10 +7,13 @@ import pytest
 
 from hybridkv_ref.expr import BOOL, INT, Lit, Op, Ref
 from hybridkv_ref.loader import load_tables
-from hybridkv_ref.model_checks import promela, spin
+from hybridkv_ref.model_checks import model_text, promela, spin
 from hybridkv_ref.model_checks.explore import Graph, explore
 from hybridkv_ref.model_checks.instances import Instance, read_instances
+from hybridkv_ref.model_checks.model_text import Language, Namer, Writer
+from hybridkv_ref.model_checks.promela import PROMELA
 from hybridkv_ref.model_checks.space import Compiled
+from hybridkv_ref.model_checks.verifiers import VerifierError
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.tables import Effect, Guard
 
@@ -24,7 +27,7 @@ AT_LEAST = 3_000_000
 needs_spin = pytest.mark.skipif(bool(spin.missing()), reason=spin.missing() or "-")
 
 
-def counted(instance: Instance) -> tuple[Graph, promela.Model]:
+def counted(instance: Instance) -> tuple[Graph, model_text.Model]:
     graph = explore(TABLES, instance, LIMIT, COMPILED)
     assert not graph.truncated
     return graph, promela.model(graph)
@@ -72,12 +75,12 @@ def test_spin_and_our_search_agree_on_millions_of_states(name: str) -> None:
 
 def without(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
     """Makes the generator lose every guard conjunct with this word."""
-    plain = promela.condition
+    plain = Language.condition
 
-    def lossy(guards: Sequence[Guard], name: promela.Namer) -> str:
-        return plain([g for g in guards if word not in g.text], name)
+    def lossy(language: Language, guards: Sequence[Guard], name: Namer) -> str:
+        return plain(language, [g for g in guards if word not in g.text], name)
 
-    monkeypatch.setattr(promela, "condition", lossy)
+    monkeypatch.setattr(Language, "condition", lossy)
 
 
 @needs_spin
@@ -98,14 +101,14 @@ def test_a_lost_cap_breaks_an_assertion_that_is_named(monkeypatch: pytest.Monkey
     without(monkeypatch, "gpu_used")
     faulty = promela.model(graph)
     run = spin.check(faulty.source, optimise="-O0")
-    assert faulty.broken(run.error) == "total_cap()"
+    assert promela.broken(faulty, run.error) == "total_cap()"
 
 
 @needs_spin
 def test_a_lost_effect_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, _ = counted(INSTANCES["graph"])
-    plain = promela.assignments
-    monkeypatch.setattr(promela, "assignments", lambda effects, name: plain(effects[1:], name))
+    plain = Language.assignments
+    monkeypatch.setattr(Language, "assignments", lambda lang, effects, name: plain(lang, effects[1:], name))
     run = spin.check(promela.model(graph).source, optimise="-O0")
     assert run.error or (run.states, run.transitions) != promela.size(graph)
 
@@ -113,8 +116,8 @@ def test_a_lost_effect_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_spin
 def test_states_that_differ_in_a_meaningless_value_would_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, _ = counted(INSTANCES[names("fold<")[0]])
-    monkeypatch.setattr(promela._Writer, "reduced", lambda self, binding: iter(()))
-    with pytest.raises(spin.SpinError, match=r"MEMLIM bound|too small"):
+    monkeypatch.setattr(Writer, "reduced", lambda self, binding: iter(()))
+    with pytest.raises(VerifierError, match=r"MEMLIM bound|too small"):
         spin.check(promela.model(graph).source, memory_mb=64, depth=5_000, table_bits=16, optimise="-O0")
 
 
@@ -124,15 +127,15 @@ def test_states_that_differ_in_a_meaningless_value_would_be_counted(monkeypatch:
 def test_effects_read_the_state_before_the_step() -> None:
     a, b = Ref("self", "a", INT), Ref("self", "b", INT)
     swap = [Effect(a, b, "a = b", ""), Effect(b, a, "b = a", "")]
-    assert promela.assignments(swap, lambda ref: ref.name) == ["saved0 = a", "a = b", "b = saved0"]
+    assert PROMELA.assignments(swap, lambda ref: ref.name) == ["saved_number0 = a", "a = b", "b = saved_number0"]
 
 
 def test_negative_numbers_and_choices() -> None:
     a = Ref("self", "a", INT)
     chosen = Op("ite", (Op("<", (a, Lit(0, INT)), BOOL), Lit(-1, INT), Op("neg", (a,), INT)), INT)
-    assert promela.promela(chosen, lambda ref: ref.name) == "((a < 0) -> (-1) : (0 - a))"
+    assert PROMELA.expression(chosen, lambda ref: ref.name) == "((a < 0) -> (-1) : (0 - a))"
     with pytest.raises(ValueError, match="floor_to"):
-        promela.promela(Op("floor_to", (a, a), INT), lambda ref: ref.name)
+        PROMELA.expression(Op("floor_to", (a, a), INT), lambda ref: ref.name)
 
 
 def test_a_search_that_was_cut_short_has_no_model() -> None:
@@ -146,7 +149,7 @@ def test_a_search_that_was_cut_short_has_no_model() -> None:
 
 @needs_spin
 def test_a_model_that_spin_refuses_is_an_error() -> None:
-    with pytest.raises(spin.SpinError, match="syntax error"):
+    with pytest.raises(VerifierError, match="syntax error"):
         spin.check("active proctype broken( {")
 
 
@@ -158,12 +161,12 @@ def test_a_failed_assertion_is_reported() -> None:
 
 @needs_spin
 def test_a_stack_that_is_too_small_gives_no_count() -> None:
-    with pytest.raises(spin.SpinError, match="max search depth too small"):
+    with pytest.raises(VerifierError, match="max search depth too small"):
         spin.check("short x; active proctype p() { do :: x < 900 -> x++ od }", depth=100, optimise="-O0")
 
 
 def test_where_spin_is_not_installed_that_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert spin.missing() == "not installed: spin, cc"
-    with pytest.raises(spin.SpinError, match="not installed: spin, cc"):
+    with pytest.raises(VerifierError, match="not installed: spin, cc"):
         spin.check("active proctype p() { skip }")
