@@ -31,7 +31,7 @@ def missing() -> str:
     return verifiers.missing("rumur")
 
 
-def check(source: str, memory_mb: int = 4096, optimise: str = "-O2") -> Run:
+def check(source: str, memory_mb: int = 4096, optimise: str = "-O3") -> Run:
     """Searches a model to its end, or to the first error (a broken invariant, or a number that leaves its range).
 
     ``memory_mb`` bounds the address space of the search, ``optimise`` is for the compiler.  VerifierError where the
