@@ -44,14 +44,14 @@ def check(source: str, memory_mb: int = 4096, optimise: str = "-O3") -> Run:
         generate, compiled = verifiers.build(folder, ["rumur", *OPTIONS, "--output", "model.c", "model.m"], compiler)
         # The generated program knows no bound of its own.
         command = ["sh", "-c", f"ulimit -v {memory_mb * 1024} && exec ./model"]
-        text, seconds, processor = verifiers.timed(command, folder, _VERDICTS)
+        done, seconds, processor = verifiers.timed(command, folder, _VERDICTS)
     try:
-        report = ElementTree.fromstring(text)
+        report = ElementTree.fromstring(done.stdout)
         found = {**report.find("information").attrib, **report.find("summary").attrib}  # type: ignore[union-attr]
         counts = [int(found[n]) for n in ("states", "rules_fired", "state_size_bytes", "errors")]
     except (ElementTree.ParseError, AttributeError, KeyError, ValueError):
-        raise VerifierError(f"no verdict: {verifiers.end(text)}") from None
+        raise VerifierError(f"no verdict: {verifiers.end(done.stdout + done.stderr)}") from None
     error = report.findtext("error/message", "")
     if bool(error) != bool(counts[3]):
-        raise VerifierError(f"no verdict: {verifiers.end(text)}")
+        raise VerifierError(f"no verdict: {verifiers.end(done.stdout + done.stderr)}")
     return Run(counts[0], counts[1], counts[2], error, generate, compiled, seconds, processor)

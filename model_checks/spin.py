@@ -44,7 +44,8 @@ def check(
     with tempfile.TemporaryDirectory() as name:
         pan, generate, compiled = build(source, Path(name), [f"-DMEMLIM={memory_mb}"], optimise)
         command = [str(pan), "-n", "-E", f"-m{depth}", f"-w{table_bits}"]
-        text, seconds, processor = verifiers.timed(command, pan.parent)
+        done, seconds, processor = verifiers.timed(command, pan.parent)
+    text = done.stdout
     sizes, stored, moved = _BYTES.search(text), _STORED.search(text), _TRANSITIONS.search(text)
     first = _ERROR.search(text)
     if sizes is None or stored is None or moved is None or (int(sizes[3]) > 0) != (first is not None):
@@ -58,4 +59,4 @@ def check(
 
 def run_verifier(pan: Path, *options: str) -> str:
     """Runs a verifier in its own folder and gives its report."""
-    return verifiers.call([str(pan), "-n", *options], pan.parent)
+    return verifiers.call([str(pan), "-n", *options], pan.parent).stdout

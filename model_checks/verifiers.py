@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+Done = subprocess.CompletedProcess[str]
+
 
 class VerifierError(RuntimeError):
     """A tool, the compiler or the verifier ended without a verdict; the message holds the end of its output."""
@@ -52,19 +54,19 @@ def build(folder: Path, generator: Sequence[str], compiler: Sequence[str]) -> tu
     return between - begun, time.perf_counter() - between
 
 
-def timed(command: Sequence[str], folder: Path, verdicts: Sequence[int] = (0,)) -> tuple[str, float, float]:
-    """The output of a verifier, its seconds of wall time and of processor time."""
+def timed(command: Sequence[str], folder: Path, verdicts: Sequence[int] = (0,)) -> tuple[Done, float, float]:
+    """A verifier's outputs, its seconds of wall time and of processor time."""
     begun, used = time.perf_counter(), _children()
-    text = call(command, folder, verdicts)
-    return text, time.perf_counter() - begun, _children() - used
+    done = call(command, folder, verdicts)
+    return done, time.perf_counter() - begun, _children() - used
 
 
-def call(command: Sequence[str], folder: Path, verdicts: Sequence[int] = (0,)) -> str:
-    """The output of a command in a folder; VerifierError for an exit status that is not among ``verdicts``."""
+def call(command: Sequence[str], folder: Path, verdicts: Sequence[int] = (0,)) -> Done:
+    """The outputs of a command in a folder; VerifierError for an exit status that is not among ``verdicts``."""
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode not in verdicts:
         raise VerifierError(f"{command[0]}: {end(done.stdout + done.stderr) or f'exit status {done.returncode}'}")
-    return done.stdout
+    return done
 
 
 def end(text: str) -> str:

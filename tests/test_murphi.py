@@ -184,7 +184,7 @@ def test_a_search_without_memory_gives_no_count() -> None:
     wide = "".join(f"var x{i}: 0..65534;" for i in range(200)) + "startstate begin "
     wide += "".join(f"x{i} := 0;" for i in range(200)) + " end; rule x0 < 65534 ==> begin x0 := x0 + 1; end;"
     wide += " rule x1 < 65534 ==> begin x1 := x1 + 1; end;"
-    with pytest.raises(VerifierError):
+    with pytest.raises(VerifierError, match="out of memory"):
         rumur.check(wide, memory_mb=64)
 
 
