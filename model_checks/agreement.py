@@ -19,7 +19,8 @@ from hybridkv_ref.expr import Ref
 from hybridkv_ref.machine import Machine
 from hybridkv_ref.model_checks.frames import Assumptions, owner_name
 from hybridkv_ref.model_checks.induction import Task
-from hybridkv_ref.model_checks.promela import assignments, condition, promela
+from hybridkv_ref.model_checks.model_text import late
+from hybridkv_ref.model_checks.promela import PROMELA
 from hybridkv_ref.model_checks.random_states import Batch, Ints, mentions, samples
 from hybridkv_ref.model_checks.smt import literal
 from hybridkv_ref.model_checks.spin import build, run_verifier
@@ -171,7 +172,7 @@ class ColumnRows:
 
 
 class PromelaRows:
-    """The text that ``promela`` writes for an event, compiled and run by Spin on samples from a file."""
+    """The text that ``PROMELA`` writes for an event, compiled and run by Spin on samples from a file."""
 
     name = "promela"
 
@@ -209,19 +210,19 @@ class PromelaRows:
     @staticmethod
     def driver(events: Sequence[tuple[Event, tuple[Ref, ...]]], width: int, most: int) -> str:
         """A model that takes one step per sample of the file ``samples`` and writes ``results``."""
-        saved = max(len(event.effects) for event, _ in events)
+        saved = sorted({local for event, _ in events for local in late(event.effects).values()})
         # The line number keeps the states of two equal samples apart: Spin would not go on from a state that it knows.
         read = f"now.more = fread(&now.which, 4, 1, in) == 1 && fread(now.cell, 4, {width}, in) == {width}; now.line++;"
         write = f"fwrite(now.holds, 4, {most}, out); fwrite(now.cell, 4, {width}, out);"
         opened = 'in = fopen("samples", "rb"); out = fopen("results", "wb");'
         lines = ["c_decl { FILE *in, *out; }", f"int line, which, more, cell[{width}], holds[{most}];"]
-        lines += [f"hidden int saved{i};" for i in range(saved)]
+        lines += [f"hidden int {local};" for local in saved]
         lines += ["active proctype driver() {", f"  c_code {{ {opened} {read} }};", "  do"]
         for number, (event, at) in enumerate(events):
             name = {ref: f"cell[{j}]" for j, ref in enumerate(at)}.__getitem__
-            holds = "".join(f"holds[{k}] = {promela(g.expr, name)}; " for k, g in enumerate(event.guards))
-            then = "; ".join([*assignments(event.effects, name), "skip"])
-            step = f"{holds}if :: {condition(event.guards, name)} -> {then} :: else fi"
+            holds = "".join(f"holds[{k}] = {PROMELA.expression(g.expr, name)}; " for k, g in enumerate(event.guards))
+            then = "; ".join([*PROMELA.assignments(event.effects, name), "skip"])
+            step = f"{holds}if :: {PROMELA.condition(event.guards, name)} -> {then} :: else fi"
             lines.append(f"  :: d_step {{ more && which == {number} -> {step}; c_code {{ {write} {read} }} }}")
         return "\n".join([*lines, "  :: !more -> break", "  od;", "  c_code { fclose(out); }", "}", ""])
 

@@ -19,7 +19,7 @@ from hybridkv_ref.model_checks.agreement import (
     Z3Rows,
     agree,
 )
-from hybridkv_ref.model_checks.promela import Namer, assignments, promela
+from hybridkv_ref.model_checks.model_text import Language, Namer, late
 from hybridkv_ref.tables import Effect, Event, Tables
 
 TABLES = load_tables()
@@ -113,12 +113,12 @@ def _bent(event: Event, change: Callable[[Expr], Expr | None]) -> Event:
 
 @needs_spin
 def test_effects_that_read_what_was_just_written_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def in_sequence(effects: Sequence[Effect], name: Namer) -> list[str]:
-        return [f"{name(e.target)} = {promela(e.expr, name)}" for e in effects]
+    def in_sequence(language: Language, effects: Sequence[Effect], name: Namer) -> list[str]:
+        return [f"{name(e.target)} = {language.expression(e.expr, name)}" for e in effects]
 
-    monkeypatch.setattr(agreement, "assignments", in_sequence)
-    late = only(e for e in TABLES.events if any(text.startswith("saved") for text in assignments(e.effects, str)))
-    found = judged(ColumnRows(late), PromelaRows(late), tables=late)
+    monkeypatch.setattr(Language, "assignments", in_sequence)
+    reading = only(e for e in TABLES.events if late(e.effects))
+    found = judged(ColumnRows(reading), PromelaRows(reading), tables=reading)
     assert found.disagreements
     assert all(d.what.startswith("new ") for d in found.disagreements), "guards are evaluated before"
 

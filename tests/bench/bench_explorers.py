@@ -1,8 +1,8 @@
-"""Seconds to count the states of a composed instance, ours and Spin's, beside the seconds of the unbounded proofs.
+"""Seconds to count the states of a composed instance, ours, Spin's and Rumur's, beside those of the unbounded proofs.
 
-Run as a script.  Each explorer runs once, in one process, and both must find the same states and transitions; Spin is
-quoted with and without the time to make and compile its verifier.  Prints the machine, its load and one line per
-figure: seconds of wall time, and of processor time in brackets.
+Run as a script.  Each explorer runs once, in one thread, and all must find the same states and transitions; Spin and
+Rumur are quoted with and without the time to make and compile their verifiers.  Prints the machine, its load and one
+line per figure: seconds of wall time, and of processor time in brackets.
 """
 
 import os
@@ -11,16 +11,19 @@ import time
 from pathlib import Path
 
 from hybridkv_ref.loader import load_tables
-from hybridkv_ref.model_checks import promela, spin
+from hybridkv_ref.model_checks import murphi, promela, rumur, spin
 from hybridkv_ref.model_checks.check import run_task
 from hybridkv_ref.model_checks.explore import explore
 from hybridkv_ref.model_checks.instances import Instance, read_instances
+from hybridkv_ref.model_checks.model_text import counted
 from hybridkv_ref.model_checks.space import Compiled
 from hybridkv_ref.model_checks.tasks import proof_names
+from hybridkv_ref.model_checks.verifiers import Run
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.tables import Tables
 
 LIMIT = 20_000_000
+MEMORY_MB = 12_000
 QUESTIONS = (
     "These answer different questions: an explorer counts what one finite instance can reach; the proofs say for any "
     "number of entities that no row breaks a property, and count nothing."
@@ -36,27 +39,37 @@ def cpu_name() -> str:
 
 
 def explorers(tables: Tables, instance: Instance) -> None:
-    """Counts one instance twice."""
+    """Counts one instance with every explorer there is."""
     compiled = Compiled(tables)
     begun, used = time.perf_counter(), time.process_time()
     graph = explore(tables, instance, LIMIT, compiled)
     seconds, processor = time.perf_counter() - begun, time.process_time() - used
-    size, written = promela.size(graph), promela.model(graph)
+    for_spin, for_rumur = promela.model(graph), murphi.model(graph)
+    spin_size, rumur_size = promela.size(graph), counted(graph)
     found = f"{graph.states:,} states, {graph.edges:,} transitions"
     print(f"{instance.name}: ours: {found} in {seconds:.1f} s ({processor:.1f})")
-    del graph  # Spin needs the memory
+    del graph  # the others need the memory
     if spin.missing():
         print(f"{instance.name}: Spin is {spin.missing()}")
-        return
-    run = spin.check(written.source, memory_mb=12_000, depth=10_000_000, table_bits=24)
-    build, found = run.generate + run.compile, f"{run.states:,} states, {run.transitions:,} transitions"
+    else:
+        run = spin.check(for_spin.source, MEMORY_MB, depth=10_000_000, table_bits=24)
+        quote(f"{instance.name}: Spin", run, len(for_spin.asserted), spin_size)
+    if rumur.missing():
+        print(f"{instance.name}: Rumur is {rumur.missing()}")
+    else:
+        run = rumur.check(for_rumur.source, MEMORY_MB)
+        quote(f"{instance.name}: Rumur", run, len(for_rumur.asserted), rumur_size)
+
+
+def quote(label: str, run: Run, asserted: int, size: tuple[int, int]) -> None:
+    """Prints a run, and ends if it found other counts than it should."""
     print(
-        f"{instance.name}: Spin: {found} in {run.run:.1f} s ({run.processor:.1f}), "
-        f"{run.run + build:.1f} s with the {build:.1f} s of making and compiling its verifier; "
-        f"{run.state_bytes} bytes per state, {len(written.asserted)} assertions"
+        f"{label}: {run.states:,} states, {run.transitions:,} transitions in {run.run:.1f} s ({run.processor:.1f}), "
+        f"{run.generate + run.compile + run.run:.1f} s with the {run.generate:.1f} s of making its verifier and the "
+        f"{run.compile:.1f} s of compiling it; {run.state_bytes} bytes per state, {asserted} assertions"
     )
     if (run.states, run.transitions) != size or run.error:
-        raise SystemExit(f"{instance.name}: Spin should have found {size[0]:,} and {size[1]:,}; {run.error}")
+        raise SystemExit(f"{label}: it should have found {size[0]:,} and {size[1]:,}; {run.error}")
 
 
 def proofs(tables: Tables) -> None:

@@ -1,0 +1,89 @@
+"""What the tests of Spin and Rumur share: instances, our search of them, faults planted in the generated text."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from hybridkv_ref.loader import load_tables
+from hybridkv_ref.model_checks.explore import Graph, explore
+from hybridkv_ref.model_checks.instances import Instance, read_instances
+from hybridkv_ref.model_checks.model_text import Language, Namer, Writer
+from hybridkv_ref.model_checks.space import Binding, Compiled
+from hybridkv_ref.model_checks.verifiers import Run
+from hybridkv_ref.paths import SPEC_DIR
+from hybridkv_ref.tables import Effect, Guard
+
+TABLES = load_tables()
+COMPILED = Compiled(TABLES)
+INSTANCES = {i.name: i for i in read_instances(TABLES, SPEC_DIR / "instances.toml")[0]}
+DEEP = {i.name: i for i in read_instances(TABLES, SPEC_DIR / "instances_deep.toml")[0]}
+WITHOUT_DEPTH = [n for n, i in INSTANCES.items() if not i.depth]
+LIMIT = 20_000_000
+MEMORY_MB = 12_000
+AT_LEAST = 3_000_000
+
+
+def names(of: str) -> list[str]:
+    """The first instance whose name starts so: instances are data, and kinds come and go."""
+    return [n for n in INSTANCES if n.startswith(of)][:1]
+
+
+def searched(instance: Instance) -> Graph:
+    """Our search of an instance, to its end."""
+    graph = explore(TABLES, instance, LIMIT, COMPILED)
+    assert not graph.truncated
+    return graph
+
+
+def search_of(word: str) -> Graph:
+    """Our search of the first instance whose name starts so."""
+    return searched(INSTANCES[names(word)[0]])
+
+
+def same(graph: Graph, run: Run, size: tuple[int, int]) -> None:
+    """Another explorer found these states and transitions.
+
+    Only what goes back beyond its script may have more transitions there.
+    """
+    states, transitions = size
+    assert (run.states, run.error) == (states, "")
+    back = bool(((graph.src >= graph.opened) & (graph.dst < graph.opened)).any())
+    assert run.transitions == transitions or (back and run.transitions > transitions)
+
+
+def lose_guards(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    """Makes the generators lose every guard conjunct with this word."""
+    plain = Language.condition
+
+    def lossy(language: Language, guards: Sequence[Guard], name: Namer) -> str:
+        return plain(language, [g for g in guards if word not in g.text], name)
+
+    monkeypatch.setattr(Language, "condition", lossy)
+
+
+def lose_a_guard(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the generators lose a guard of this instance that is not about a stage."""
+    guards = (g.text for b in graph.space.bindings if b.active for g in b.event.guards)
+    lose_guards(monkeypatch, next(text for text in guards if "stage" not in text))
+
+
+def lose_an_effect(_: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the generators lose the first effect of every event."""
+    plain = Language.assignments
+
+    def lossy(language: Language, effects: Sequence[Effect], name: Namer) -> list[str]:
+        return plain(language, effects[1:], name)
+
+    monkeypatch.setattr(Language, "assignments", lossy)
+
+
+FAULTS: list[Callable[[Graph, pytest.MonkeyPatch], None]] = [lose_a_guard, lose_an_effect]
+
+
+def lose_the_reductions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the generators keep differences between states that mean nothing."""
+
+    def nothing(_: Writer, binding: Binding) -> Iterator[str]:
+        yield from ()
+
+    monkeypatch.setattr(Writer, "reduced", nothing)
