@@ -54,7 +54,7 @@ class AttentionLayer:
         kv = rotate(rms_norm(linear(x, w.kv, sizes.fixed_order), w.kv_norm)[:, None], turns)[:, 0].contiguous()
         window = state.rows(self.layer, self.plan.window)
         index_build(kv, step.slots(window), window.arena, window.page)
-        parts = [self._attend(q, window, self._window_rows(window, step), step)]
+        parts = [self._attend(q, window, self._window_rows(window, step, state.begins(self.layer)), step)]
         if self.plan.entries is not None and w.compressor is not None:
             entries = self._fold(x, w.compressor, self.plan.entries, step, state)
             if self.plan.index is not None and w.indexer is not None:
@@ -70,11 +70,11 @@ class AttentionLayer:
         narrow = [linear(grouped[:, g], down[g], sizes.fixed_order) for g in range(sizes.output_groups)]
         return linear(torch.cat(narrow, dim=-1), w.out_up, sizes.fixed_order)
 
-    def _window_rows(self, window: Rows, step: Step) -> Tensor:
-        """int32 [T, W]: the rows that each query sees, in the order of positions."""
+    def _window_rows(self, window: Rows, step: Step, begins: int) -> Tensor:
+        """int32 [T, W]: the rows that each query sees, in the order of positions; none before ``begins``."""
         span = torch.arange(1 - self.sizes.window, 1)
         rows = step.positions[:, None] + span
-        return window.index(rows.where((rows >= 0) & (step.positions >= 0)[:, None], -1)).int()
+        return window.index(rows.where((rows >= begins) & (step.positions >= 0)[:, None], -1)).int()
 
     @staticmethod
     def _all(visible: Tensor) -> Tensor:

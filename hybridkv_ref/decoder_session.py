@@ -15,7 +15,11 @@ from hybridkv_ref.decoder_reuse import Match, Planner, Want
 from hybridkv_ref.decoder_store import Key, Store, copy_object
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.exact_start import replay
-from hybridkv_ref.recovery import Contents, Group
+from hybridkv_ref.recovery import Contents, Group, Read
+
+
+def _end(read: Read) -> int:
+    return read.hi
 
 
 class Session:
@@ -62,13 +66,13 @@ class Session:
         valid = {}
         for item in self.planner.decoder.stored:
             at = item.layer, item.group
+            valid[at] = read.get(at, rows_from[item.layer])
             if item.shape == "state" and rows_from[item.layer] > start:
-                taken = [r for r in self.hit.reads if r.group == item.group and r.hi >= rows_from[item.layer]]
-                first = min(taken, key=lambda r: r.hi)
-                self.state.begin_at(item.layer, first.hi)
-                valid[at] = first.lo
-            else:
-                valid[at] = read.get(at, rows_from[item.layer])
+                taken = min((r for r in self.hit.reads if r.group == item.group and r.hi >= rows_from[item.layer]), key=_end)
+                self.state.begin_at(item.layer, taken.hi)
+                valid[at] = taken.lo
+            elif item.shape == "window":
+                self.state.begin_at(item.layer, read.get(at, start))
         return valid
 
     def _exact_rows(self, start: int) -> dict[int, int]:

@@ -86,7 +86,9 @@ class RunningState(Protocol):
         """The rows of ``group`` in ``layer``."""
 
     def begins(self, layer: int) -> int:
-        """The first position that a recurrent layer computes; its state at the position before is there."""
+        """The first position that a layer knows: a window has no row before it (a truncated window, where some query
+        would see one), a recurrent layer computes nothing before it and finds its state there.
+        """
 
 
 class PrivateState:
@@ -110,11 +112,11 @@ class PrivateState:
         return self._rows[layer, group]
 
     def begins(self, layer: int) -> int:
-        """The first position that a recurrent layer computes."""
+        """The first position that a layer knows."""
         return self._begins.get(layer, 0)
 
     def begin_at(self, layer: int, position: int) -> None:
-        """A recurrent layer computes from ``position`` on, from the state that is restored there."""
+        """A layer knows nothing before ``position``."""
         self._begins[layer] = position
 
     def slide(self, position: int) -> None:
