@@ -89,12 +89,12 @@ def test_any_history_deep(number: int, fixed_order: bool, shared: int, history: 
 
 @pytest.mark.parametrize("sizes", [FINE, RING, UNALIGNED], ids=["paged", "ring", "other order"])
 def test_resume_at_every_position_of_the_big_ratio(sizes: Sizes) -> None:
-    """A, B, A: B between the two halves of A; the resumed half runs past the next two folds of every compressor."""
+    """A, B, A: B between the two halves of A; the resumed half runs past the next fold of every compressor."""
     plan = planner(sizes)
     a, b = sequence(sizes, 1, sizes.reach), sequence(sizes, 2, sizes.reach)
     period = sizes.hca_ratio
     for r in range(2 * period, 3 * period):
-        end = r + 2 * period + 2
+        end = r + period + 2
         history = [Request(0, r, (7,)), Request(1, period + 3, (8,)), Request(0, end, (5,))]
         played = play(plan, (a[:end], b[:end]), history)
         assert (played.hits, played.worst, played.bytes_wrong) == ([0, 0, r], 0.0, [])
