@@ -77,6 +77,9 @@ class Layouts(msgspec.Struct, frozen=True):
     tail: Layout
     state: Layout
 
+    def __hash__(self) -> int:
+        return hash((self.kv.id, self.index.id, self.tail.id, self.state.id))
+
 
 def exact_layouts() -> Layouts:
     """float64 throughout."""

@@ -7,24 +7,48 @@ compares every logit that is claimed to be exact, and every byte that is cached,
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import torch
 
 from hybridkv_ref.decoder import Decoder
-from hybridkv_ref.decoder_geometry import Sizes
+from hybridkv_ref.decoder_geometry import Layouts, Sizes
 from hybridkv_ref.decoder_reuse import Planner, Want
 from hybridkv_ref.decoder_session import Session
 from hybridkv_ref.decoder_state import PrivateState, row_bytes
 from hybridkv_ref.decoder_store import MemoryStore, Ref
+from hybridkv_ref.layouts import Field, Layout, load
 
 TOLERANCE = 1e-9
 torch.set_num_threads(1)
 
 
+def _field(name: str, role: Any, dtype: Any, count: int, region: int) -> Field:
+    return Field(name=name, role=role, dtype=dtype, count=count, region=region)
+
+
+def fp8_layout(tile: int = 4) -> Layout:
+    """A small entry as V4's are: 8 columns in e4m3 with a power-of-two scale per tile, 8 in bf16, padding."""
+    tiles = 8 // tile
+    return Layout(
+        id=f"small_fp8_tile_{tile}", role="kv", summary="", source="", confidence="defined here", heads=1, dim=16,
+        order="NHD", entry_bytes=32, stride_multiple=16, base_align=16, scale_rule="pow2_ceil", tile=tile,
+        min_exponent=-16,
+        fields=(
+            _field("values", "quantised", "e4m3", 8, 0), _field("rope", "plain", "bf16", 8, 0),
+            _field("scale", "scale", "ue8m0", tiles, 1), _field("pad", "pad", "u8", 8 - tiles, 1),
+        ),
+    )  # fmt: skip
+
+
+QUANTISED = Sizes(head_dim=16)
+FP8 = Layouts(fp8_layout(), load("fp32"), load("state_fp32"), load("fp32"))
+
+
 @lru_cache(maxsize=32)
-def planner(sizes: Sizes, seed: int = 0) -> Planner:
+def planner(sizes: Sizes, seed: int = 0, layouts: Layouts | None = None) -> Planner:
     """The decoder of these sizes with its recovery groups, made once."""
-    return Planner(Decoder(sizes, seed))
+    return Planner(Decoder(sizes, seed, layouts))
 
 
 def sequence(sizes: Sizes, seed: int, length: int) -> tuple[int, ...]:
@@ -120,7 +144,7 @@ def serve(session: Session, request: Request, known: Truth) -> torch.Tensor:
             break
         made.append(logits[:accepted])
         session.commit(accepted)
-    return torch.cat(made) if made else torch.empty(0, sizes.vocab, dtype=torch.float64)
+    return torch.cat(made) if made else known.logits[:0]
 
 
 def difference(session: Session, logits: torch.Tensor, known: Truth) -> float:

@@ -4,6 +4,8 @@ import msgspec
 import pytest
 import torch
 from decoder_histories import (
+    FP8,
+    QUANTISED,
     TOLERANCE,
     Event,
     Evict,
@@ -13,16 +15,14 @@ from decoder_histories import (
     planner,
     sequence,
     truth,
-    wrong_bytes,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridkv_ref.decoder_geometry import Sizes
+from hybridkv_ref.decoder_geometry import Layouts, Sizes
 from hybridkv_ref.decoder_reuse import Want
 from hybridkv_ref.decoder_session import Session
 from hybridkv_ref.decoder_store import MemoryStore
-from hybridkv_ref.errors import InputError
 
 LENGTH = 44
 FINE = Sizes()
@@ -53,9 +53,11 @@ evictions = st.builds(Evict, first=st.integers(0, 40), stride=st.integers(1, 9),
 events = requests() | requests() | evictions | st.builds(Restore, stride=st.integers(1, 3))
 
 
-def check(sizes: Sizes, shared: int, history: list[Event], capacity: int) -> None:
-    """Exact logits and bytes, bit for bit in fixed order; a request with more tokens than shared with another."""
-    plan = planner(sizes)
+def check(
+    sizes: Sizes, shared: int, history: list[Event], capacity: int, layouts: Layouts | None = None
+) -> None:
+    """Exact logits and bytes, bit for bit in fixed order; two texts that share their first tokens."""
+    plan = planner(sizes, layouts=layouts)
     a, b = sequence(sizes, 1, LENGTH), sequence(sizes, 2, LENGTH)
     played = play(plan, (a, a[:shared] + b[shared:]), history, capacity)
     assert played.worst <= (0.0 if sizes.fixed_order else TOLERANCE)
@@ -72,6 +74,17 @@ def check(sizes: Sizes, shared: int, history: list[Event], capacity: int) -> Non
 @settings(max_examples=12)
 def test_any_history(number: int, fixed_order: bool, shared: int, history: list[Event], capacity: int) -> None:
     check(msgspec.structs.replace(SIZES[number], fixed_order=fixed_order), shared, history, capacity)
+
+
+@given(
+    shared=st.sampled_from((0, 7, 16, 23)),
+    history=st.lists(events, min_size=2, max_size=6),
+    capacity=st.sampled_from((400, 400, 24)),
+)
+@settings(max_examples=12)
+def test_any_history_quantised(shared: int, history: list[Event], capacity: int) -> None:
+    """Entries and window rows in fp8, index keys and state in fp32: still bit-equal, since what is stored is attended."""
+    check(QUANTISED, shared, history, capacity, FP8)
 
 
 @pytest.mark.deep

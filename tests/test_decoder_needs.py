@@ -112,7 +112,7 @@ def test_rows_needed_at_every_pair(sizes: Sizes, s: int) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("r", [255, 256, 259])
 def test_rows_needed_in_real_ratios(r: int) -> None:
-    check(msgspec.structs.replace(ALL, layers=("csa", "hca"), hca_ratio=128, hca_block=128, reach=400, window=24), r, r)
+    check(msgspec.structs.replace(ALL, layers=("csa", "hca"), hca_ratio=128, hca_block=128, reach=520, window=24), r, r)
 
 
 # ---- Halves of a halo row -----------------------------------------------------------------------------------------------

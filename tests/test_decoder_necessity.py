@@ -1,0 +1,30 @@
+"""Each rule is needed: with it every logit is right, without it some history goes wrong."""
+
+import re
+from pathlib import Path
+
+import pytest
+from decoder_witnesses import WITNESSES, Witness
+
+from hybridkv_ref.decoder_store import Descriptor
+from hybridkv_ref.rules import load_rules
+
+RESULTS = Path(__file__).parent / "results" / "decoder_necessity.md"
+
+
+@pytest.mark.parametrize("one", WITNESSES, ids=lambda one: one.rule)
+def test_with_the_rule_all_is_right_and_without_it_not(one: Witness) -> None:
+    assert one.run(True).harmless
+    assert not one.run(False).harmless
+
+
+def test_every_cited_rule_exists() -> None:
+    assert {rule for one in WITNESSES for rule in one.ids} <= set(load_rules())
+
+
+def test_the_committed_table_has_these_rows() -> None:
+    rows = [line.split(" | ") for line in RESULTS.read_text().splitlines() if re.match(r"\| (?!rule)", line)]
+    assert [(row[0].removeprefix("| "), row[1], row[2]) for row in rows] == [
+        (one.rule, ", ".join(one.ids), one.history) for one in WITNESSES
+    ]
+    assert all("differ by 0 " not in row[5] for row in rows)
