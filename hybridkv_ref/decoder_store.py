@@ -93,10 +93,15 @@ class _Pool:
 
 
 class MemoryStore:
-    """Byte arenas, one per layer and group, of ``capacity`` objects each (a group that ``capacities`` names: its own)."""
+    """Byte arenas, one per layer and group, of ``capacity`` objects each (a group that ``capacities`` names: its own).
 
-    def __init__(self, stored: Sequence[Stored], capacity: int, capacities: Mapping[str, int] | None = None) -> None:
-        self._clock = 0
+    ``spill``: an object that has to go for another one goes to the host.
+    """
+
+    def __init__(
+        self, stored: Sequence[Stored], capacity: int, capacities: Mapping[str, int] | None = None, spill: bool = False
+    ) -> None:
+        self._clock, self._spill = 0, spill
         self._pools: dict[tuple[int, str], _Pool] = {}
         for item in stored:
             count = (capacities or {}).get(item.group, capacity)
@@ -136,7 +141,7 @@ class MemoryStore:
             if not quiet:
                 return None
             free = [min(quiet, key=lambda number: pool.slots[number].used)]
-            self._free(pool, free[0])
+            self._evict(pool, free[0], self._spill)
         slot = pool.slots[free[0]]
         slot.key, slot.writer, slot.ready = key, writer, False
         slot.generation += 1
@@ -156,11 +161,7 @@ class MemoryStore:
     def evict(self, layer: int, group: str, key: Key, spill: bool = False) -> None:
         """Frees an object's slot; ``spill``: its bytes and its writer's descriptor go to the host first."""
         pool = self._pools[layer, group]
-        number = pool.by_key[key]
-        writer = pool.slots[number].writer
-        if spill and writer is not None:
-            pool.host[key] = (pool.arena[number].clone(), writer)
-        self._free(pool, number)
+        self._evict(pool, pool.by_key[key], spill)
 
     def restore(self, layer: int, group: str, key: Key) -> bool:
         """Brings an object back from the host; False if it is not there, or the device has it or no room for it."""
@@ -179,9 +180,12 @@ class MemoryStore:
         """What the host holds: layer, group, key."""
         return [(layer, group, key) for (layer, group), pool in self._pools.items() for key in pool.host]
 
-    def _free(self, pool: _Pool, number: int) -> None:
+    @staticmethod
+    def _evict(pool: _Pool, number: int, spill: bool) -> None:
         slot = pool.slots[number]
         if slot.key is not None:
+            if spill and slot.writer is not None:
+                pool.host[slot.key] = (pool.arena[number].clone(), slot.writer)
             del pool.by_key[slot.key]
         slot.key, slot.writer, slot.ready = None, None, False
         slot.generation += 1
