@@ -1,8 +1,9 @@
 """A small decoder of DeepSeek-V4's shape that reads and writes nothing but cache rows: the proof of the recovery rules.
 
 Window layers, CSA with overlap and indexer, HCA, and a gated delta layer, with random weights.  ``forward`` computes
-tokens [start, start + n) of one request over its ``RunningState``.  What must be there is what ``recovery.toml`` says and
-nothing else; given that, logits equal those of a run from position 0 - to the bit where ``Sizes.fixed_order`` is set.
+tokens [start, start + n) of one request over its ``RunningState``.  What must be there is what ``recovery.toml`` says
+and nothing else; given that, logits equal those of a run from position 0 - to the bit where ``Sizes.fixed_order`` is
+set.
 """
 
 from collections.abc import Sequence
@@ -80,8 +81,9 @@ class Decoder:
     ) -> Tensor:
         """Logits [n, vocab] of tokens at [start, start + n); the state then holds their rows.
 
-        Entries that end at or before ``frontier`` are read and not written.  ``padding`` rows are computed as well, as a
-        graph of fixed shape would, and touch nothing.  InputError: more tokens than a step or a request may have.
+        Entries that end at or before ``frontier`` are read and not written.  ``padding`` rows are computed as well,
+        as a graph of fixed shape would, and touch nothing.  InputError: more tokens than a step or a request may
+        have.
         """
         sizes, n = self.sizes, len(tokens)
         if not 1 <= n + padding <= sizes.max_step:

@@ -1,7 +1,7 @@
 """One attention layer of the small decoder: window, compressed entries with or without an indexer, one merge.
 
-What a query at t sees (FACTS section 2): the window rows [max(0, t - W + 1), t]; entry i of ratio m if t >= m i + m - 1,
-on indexed layers only the top k of these.  Entries are attended as stored, also by the step that makes them.  Every
+What a query at t sees (FACTS section 2): the window rows [max(0, t - W + 1), t]; entry i of ratio m if t >= m i + m -
+1, on indexed layers only the top k of these.  Entries are attended as stored, also by the step that makes them.  Every
 operation on cached bytes is one of ``kernels/``; this module only says which rows, slots and positions they get.
 """
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hybridkv_ref.decoder_geometry import Sizes
 from hybridkv_ref.decoder_math import linear, rms_norm, rotate
+from hybridkv_ref.decoder_plan import Folded, IndexEncoding, Plan, Step
 from hybridkv_ref.decoder_state import Rows, RunningState
 from hybridkv_ref.decoder_weights import Attention, Compressor, Indexer
 from hybridkv_ref.kernels import _pages
@@ -22,7 +23,6 @@ from hybridkv_ref.kernels.merge_lse import merge_lse
 from hybridkv_ref.kernels.segment_decode import segment_decode
 from hybridkv_ref.kernels.tail_append import tail_append
 from hybridkv_ref.kernels.topk_select import topk_select
-from hybridkv_ref.decoder_plan import Folded, IndexEncoding, Plan, Step
 
 CONVENTION = Lse.FLASHMLA
 
@@ -82,9 +82,7 @@ class AttentionLayer:
         rows = torch.arange(int(visible.max()))
         return rows.where(rows < visible[:, None], -1).int()
 
-    def _choose(
-        self, x: Tensor, low: Tensor, turns: Tensor, indexer: Indexer, keys: Rows, visible: Tensor
-    ) -> Tensor:
+    def _choose(self, x: Tensor, low: Tensor, turns: Tensor, indexer: Indexer, keys: Rows, visible: Tensor) -> Tensor:
         """int32 [T, k]: the entries that the indexer chooses among the visible ones."""
         sizes, n = self.sizes, len(x)
         q = linear(low, indexer.q, sizes.fixed_order).view(n, sizes.index_heads, sizes.index_dim)

@@ -1,9 +1,9 @@
 """The shape of the small decoder: real models' cache geometry, shrunk, so that histories past the next fold are cheap.
 
 The groups are those of DeepSeek-V4-Flash (window, CSA with its indexer, HCA, a tail for every compressor) and the gated
-delta net of Qwen3-Next, as ``spec/models/`` has them; only layers, ratios, windows and sizes change.  So the kinds, what
-feeds what and which group overlaps are read, not written again, and the recovery rules apply to the small model exactly
-as to the real ones.
+delta net of Qwen3-Next, as ``spec/models/`` has them; only layers, ratios, windows and sizes change.  So the kinds,
+what feeds what and which group overlaps are read, not written again, and the recovery rules apply to the small model
+exactly as to the real ones.
 """
 
 import math
@@ -179,8 +179,6 @@ def stored_objects(model: models.Model, sizes: Sizes, layouts: Layouts) -> tuple
                 dim, keep, layout = state_dim(sizes), 1, layouts.state
         page = layout.page(rows, dim=None if isinstance(layout.dim, int) else dim)
         for layer in group.layer_ids or ():
-            item = Stored(
-                group=group.name, shape=group.shape, layer=layer, ratio=ratio, dim=dim, keep=keep, page=page
-            )
+            item = Stored(group=group.name, shape=group.shape, layer=layer, ratio=ratio, dim=dim, keep=keep, page=page)
             found.append(item)
     return tuple(found)

@@ -1,7 +1,8 @@
 """From a store to a request's state: what is there, how far it reaches, and bringing back exactly what is demanded.
 
-No rule of recovery stands here.  What a resume needs, and so which rows are copied, comes from ``recovery.toml`` through
-``hybridkv_ref.recovery`` and ``hybridkv_ref.exact_start``; every other row of the request's state stays poisoned.
+No rule of recovery stands here.  What a resume needs, and so which rows are copied, comes from ``recovery.toml``
+through ``hybridkv_ref.recovery`` and ``hybridkv_ref.exact_start``; every other row of the request's state stays
+poisoned.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,9 +24,9 @@ Mode = Literal["full", "zero-exact", "bounded"]
 class Want(msgspec.Struct, frozen=True, kw_only=True):
     """What reuse a request asks for.
 
-    ``full``: stored windows and tails, with up to ``replay`` tokens computed again before the frontier.  ``zero-exact``:
-    no stored window or tail.  ``bounded``: approximate, ``replay`` tokens see a truncated window.  ``alignment``: a hit is
-    a multiple of it; None: of the least common multiple of the groups' blocks.
+    ``full``: stored windows and tails, with up to ``replay`` tokens computed again before the frontier.  ``zero-
+    exact``: no stored window or tail.  ``bounded``: approximate, ``replay`` tokens see a truncated
+    window.  ``alignment``: a hit is a multiple of it; None: of the least common multiple of the groups' blocks.
     """
 
     mode: Mode = "full"

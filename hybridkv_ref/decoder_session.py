@@ -1,9 +1,9 @@
 """One request on the small decoder: hit, chunked prefill, decode, drafts with rejection, and what it publishes.
 
-What may be published (FACTS section 2): objects whose rows are all exact and lie before the committed position.  After a
-plain hit every row from the start on is exact, and so are the restored ones; after a start without stored windows a
-layer's rows are exact only from where ``exact_start.replay`` says.  What follows a bounded start carries its grade in the
-key.
+What may be published (FACTS section 2): objects whose rows are all exact and lie before the committed
+position.  After a plain hit every row from the start on is exact, and so are the restored ones; after a start without
+stored windows a layer's rows are exact only from where ``exact_start.replay`` says.  What follows a bounded start
+carries its grade in the key.
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,9 @@ class Session:
             at = item.layer, item.group
             valid[at] = read.get(at, rows_from[item.layer])
             if item.shape == "state" and rows_from[item.layer] > start:
-                taken = min((r for r in self.hit.reads if r.group == item.group and r.hi >= rows_from[item.layer]), key=_end)
+                taken = min(
+                    (r for r in self.hit.reads if r.group == item.group and r.hi >= rows_from[item.layer]), key=_end
+                )
                 self.state.begin_at(item.layer, taken.hi)
                 valid[at] = taken.lo
             elif item.shape == "window":

@@ -92,7 +92,7 @@ class RunningState(Protocol):
 
 
 class PrivateState:
-    """Arenas of one request's own.  ``keep_all``: nothing is in a ring and nothing slides away: the run from scratch."""
+    """Arenas of one request's own.  ``keep_all``: no ring, nothing slides away: the run from scratch."""
 
     def __init__(self, stored: Sequence[Stored], sizes: Sizes, keep_all: bool = False) -> None:
         self._sizes, self._keep_all = sizes, keep_all

@@ -1,8 +1,9 @@
 """The cached objects that requests share: found by what they were computed from, read by generation.
 
-A block of rows, a tail or a snapshot is one *object* of one layer.  Its key says what its values depend on: the weights,
-the grade and every token up to its end.  Its slot has a generation that moves whenever the slot is given to another
-object, and its writer's descriptor.  An object is found only when its bytes are complete.  Slot 0 is the null slot.
+A block of rows, a tail or a snapshot is one *object* of one layer.  Its key says what its values depend on: the
+weights, the grade and every token up to its end.  Its slot has a generation that moves whenever the slot is given to
+another object, and its writer's descriptor.  An object is found only when its bytes are complete.  Slot 0 is the null
+slot.
 
 ``Store`` is what a session asks of it; ``MemoryStore`` is the plain form, with byte arenas, a host tier and the least
 recently used object as the one that goes.
@@ -30,9 +31,9 @@ class Key(NamedTuple):
 class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     """The kernel ABI of one object: reader and writer must agree in every field.
 
-    ``layout``, ``tile``, ``scale_rule``, ``dim``: of the byte layout; ``ratio``, ``halo``: tokens; ``rope``: which rotary
-    rule the rows were turned by; ``bias_in_score``: stored scores include the positional bias; ``epoch``: encoding of
-    index keys, 0 elsewhere.
+    ``layout``, ``tile``, ``scale_rule``, ``dim``: of the byte layout; ``ratio``, ``halo``: tokens; ``rope``: which
+    rotary rule the rows were turned by; ``bias_in_score``: stored scores include the positional bias; ``epoch``:
+    encoding of index keys, 0 elsewhere.
     """
 
     layout: str

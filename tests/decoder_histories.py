@@ -79,9 +79,9 @@ def truth(plan: Planner, tokens: tuple[int, ...]) -> Truth:
 class Request:
     """One request over the first tokens of sequence ``text``.
 
-    ``prompt``: tokens of the prompt.  ``chunks``: sizes of its prefill steps, used in turn.  ``drafts``: after the prompt,
-    (tokens computed, of which accepted) per step: 1 and 1 is plain decoding.  ``abort``: steps after which it ends; the
-    last one is computed and never committed.  ``padding``: rows that every step has besides.
+    ``prompt``: tokens of the prompt.  ``chunks``: sizes of its prefill steps, used in turn.  ``drafts``: after the
+    prompt, (tokens computed, of which accepted) per step: 1 and 1 is plain decoding.  ``abort``: steps after which it
+    ends; the last one is computed and never committed.  ``padding``: rows that every step has besides.
     """
 
     text: int
@@ -179,7 +179,9 @@ def _same(plan: Planner, store: MemoryStore, ref: Ref, end: int, known: Truth) -
         return False
     count = (end - first) // item.ratio
     stored = row_bytes(rows, range(count))
-    expected = row_bytes(known.state.rows(ref.layer, ref.group), range(first // item.ratio, first // item.ratio + count))
+    expected = row_bytes(
+        known.state.rows(ref.layer, ref.group), range(first // item.ratio, first // item.ratio + count)
+    )
     if plan.decoder.sizes.fixed_order:
         return torch.equal(stored, expected)
     return torch.allclose(stored.view(torch.float64), expected.view(torch.float64), rtol=0, atol=TOLERANCE)

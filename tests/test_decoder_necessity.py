@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from decoder_witnesses import WITNESSES, Witness
+from decoder_switches import Witness
+from decoder_witnesses import WITNESSES
 
-from hybridkv_ref.decoder_store import Descriptor
 from hybridkv_ref.rules import load_rules
 
 RESULTS = Path(__file__).parent / "results" / "decoder_necessity.md"

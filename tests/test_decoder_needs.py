@@ -17,7 +17,9 @@ from hybridkv_ref.decoder_state import POISON, PrivateState
 
 # As many entries as may be chosen: an index key whose entry would not be chosen is not needed by that query.
 ALL = Sizes(top_k=64)
-OTHER = Sizes(top_k=64, layers=("hca", "recurrent", "csa", "window"), window=4, csa_ratio=2, hca_ratio=6, csa_block=2, hca_block=6)
+OTHER = Sizes(
+    top_k=64, layers=("hca", "recurrent", "csa", "window"), window=4, csa_ratio=2, hca_ratio=6, csa_block=2, hca_block=6
+)
 Place = tuple[int, str]
 
 
@@ -115,7 +117,7 @@ def test_rows_needed_in_real_ratios(r: int) -> None:
     check(msgspec.structs.replace(ALL, layers=("csa", "hca"), hca_ratio=128, hca_block=128, reach=520, window=24), r, r)
 
 
-# ---- Halves of a halo row -----------------------------------------------------------------------------------------------
+# ---- Halves of a halo row --------------------------------------------------------------------------------------------
 
 
 def poison_half(state: PrivateState, layer: int, group: str, row: int, half: int) -> None:
@@ -135,7 +137,9 @@ def test_of_a_halo_row_only_the_previous_branch_is_read(r: int) -> None:
     text = sequence(ALL, 3, 34)
     everything = cached(plan, r, r)
     boundary = r // ALL.csa_ratio * ALL.csa_ratio
-    overlapping = [item for item in plan.decoder.stored if item.shape == "ring" and plan.descriptors[item.layer, item.group].halo]
+    overlapping = [
+        item for item in plan.decoder.stored if item.shape == "ring" and plan.descriptors[item.layer, item.group].halo
+    ]
     assert {item.group for item in overlapping} == {"csa_tail", "csa_index_tail"}
     for item in overlapping:
         for row in demanded(plan, r, r)[item.layer, item.group]:

@@ -1,7 +1,7 @@
 """The decoder's attention against the released DeepseekV4Attention of transformers, on shared weights.
 
-Optional: pip install "hybridkv-ref[transformers]".  transformers rotates and computes pooling weights in float32, hence a
-tolerance of 1e-6 of the largest output; everything else is float64 on both sides.
+Optional: pip install "hybridkv-ref[transformers]".  transformers rotates and computes pooling weights in float32, hence
+a tolerance of 1e-6 of the largest output; everything else is float64 on both sides.
 """
 
 from types import ModuleType
@@ -26,7 +26,14 @@ TYPES: dict[LayerType, str] = {
 # rotary pairs beyond the first are needed for YaRN's ramp to differ from plain scaling
 # many index heads: with few, ReLU makes equal scores, which torch.topk orders by no rule
 SIZES = Sizes(
-    layers=("window", "csa", "hca"), head_dim=16, rotary=8, index_dim=12, index_heads=16, window=7, reach=48, max_step=40
+    layers=("window", "csa", "hca"),
+    head_dim=16,
+    rotary=8,
+    index_dim=12,
+    index_heads=16,
+    window=7,
+    reach=48,
+    max_step=40,
 )
 
 
