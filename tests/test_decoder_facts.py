@@ -1,0 +1,219 @@
+"""Figures of the fact sheet, measured again on the decoder: starts, replays, rings, ties, and HCA tails."""
+
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pytest
+import torch
+from decoder_histories import Request, difference, planner, sequence, serve, truth, wrong
+from decoder_switches import without
+from test_decoder_needs import state_with
+
+from hybridkv_ref import decoder, decoder_attention, decoder_state
+from hybridkv_ref.decoder_geometry import LayerType, Sizes
+from hybridkv_ref.decoder_reuse import Planner, Want
+from hybridkv_ref.decoder_session import Session
+from hybridkv_ref.decoder_state import row_bytes
+from hybridkv_ref.decoder_store import MemoryStore
+from hybridkv_ref.exact_start import exact_start, replay
+from hybridkv_ref.models import load_model
+from hybridkv_ref.recovery import from_model
+
+BASE = Sizes()
+LENGTH = 44
+
+
+# ---- Starts without stored windows ---------------------------------------------------------------------------------
+
+ORDERS: tuple[tuple[LayerType, ...], ...] = (
+    ("window", "window", "csa", "hca"),
+    ("hca", "csa", "window"),
+    ("csa", "window", "hca", "csa"),
+)
+
+
+def without_windows(plan: Planner, text: tuple[int, ...], s: int, position: int, frontier: int) -> bool:
+    """Whether computing from ``s`` over cached entries alone gives exact logits from ``position`` on."""
+    entries = [item for item in plan.decoder.stored if item.shape == "entries"]
+    state = state_with(plan, text, {(i.layer, i.group): set(range(frontier // i.ratio)) for i in entries})
+    for layer in range(len(plan.stack)):
+        state.begin_at(layer, s)
+    step, known = plan.decoder.sizes.max_step, truth(plan, text).logits
+    runs = [
+        plan.decoder.forward(text[at : min(at + step, len(text))], at, frontier, state)
+        for at in range(s, len(text), step)
+    ]
+    return torch.equal(torch.cat(runs)[position - s :], known[position:])
+
+
+@pytest.mark.parametrize("layers", ORDERS, ids="-".join)
+def test_the_exact_start_is_the_latest(layers: tuple[LayerType, ...]) -> None:
+    """Exact at s*, inexact one token later: the formula of exact_start, measured, also with P > F."""
+    plan = planner(msgspec.structs.replace(BASE, layers=layers, window=4))
+    for frontier in (24, 26, 28):
+        for position in (frontier, frontier + 1, frontier + 5):
+            text = sequence(BASE, 5, frontier + 20)
+            s = exact_start(plan.stack, position, frontier, {})
+            assert 0 < s < frontier
+            assert without_windows(plan, text, s, position, frontier)
+            assert not without_windows(plan, text, s + 1, position, frontier)
+
+
+@pytest.mark.parametrize("layers", ORDERS, ids="-".join)
+def test_a_replay_makes_rows_exactly_as_far_as_it_says(layers: tuple[LayerType, ...]) -> None:
+    """Layer l's window rows (l = 1..L) are exact from s + (l-1)(W-1) on, and not one token before."""
+    sizes = msgspec.structs.replace(BASE, layers=layers)
+    plan, text = planner(sizes), sequence(sizes, 5, LENGTH)
+    s = exact_start(plan.stack, 32, 32, {})
+    entries = [item for item in plan.decoder.stored if item.shape == "entries"]
+    state = state_with(plan, text, {(i.layer, i.group): set(range(32 // i.ratio)) for i in entries})
+    for layer in range(len(layers)):
+        state.begin_at(layer, s)
+    for at in range(s, LENGTH, sizes.max_step):
+        plan.decoder.forward(text[at : at + sizes.max_step], at, 32, state)
+    measured = []
+    for layer in range(len(layers)):
+        made, known = state.rows(layer, "window"), truth(plan, text).state.rows(layer, "window")
+        same = [torch.equal(row_bytes(made, [row]), row_bytes(known, [row])) for row in range(s, LENGTH)]
+        measured.append(s + len(same) - same[::-1].index(False) if False in same else s)
+    assert tuple(measured) == replay(plan.stack, s, {}).rows_from
+    assert measured == [s + layer * (sizes.window - 1) for layer in range(len(layers))]
+
+
+def test_a_replay_of_one_fold_stands_in_for_the_halo() -> None:
+    """No CSA tail is stored: a hit at B reads window rows before B - m and computes m tokens again."""
+    plan, text = planner(BASE), sequence(BASE, 1, LENGTH)
+    store = MemoryStore(plan.decoder.stored, 400, {"csa_tail": 0, "csa_index_tail": 0})
+    fill = Request(0, 34, (8,))
+    serve(Session(plan, store, text[:34]), fill, truth(plan, text))
+    assert Session(plan, store, text, Want(alignment=8)).hit.r == 0
+    session = Session(plan, store, text, Want(alignment=8, replay=BASE.csa_ratio))
+    assert (session.hit.r, session.hit.frontier) == (28, 32)
+    assert [(r.lo, r.hi) for r in session.hit.reads if r.group == "window"] == [(28 - (BASE.window - 1), 28)]
+    assert difference(session, serve(session, Request(0, LENGTH), truth(plan, text)), truth(plan, text)) == 0.0
+
+
+# ---- HCA tails -----------------------------------------------------------------------------------------------------
+
+REAL = Sizes(layers=("window", "csa", "hca"), window=128, hca_ratio=128, hca_block=128, reach=400, max_step=32)
+WHOLE_RING = "max(0, s - (ratio + halo))"
+
+
+@pytest.mark.parametrize(("sizes", "fill", "end"), [(BASE, 29, 44), (REAL, 259, 400)], ids=["ratio 8", "ratio 128"])
+def test_no_hca_tail_row_is_needed_at_a_multiple(sizes: Sizes, fill: int, end: int) -> None:
+    """No HCA tail is ever stored.  A hit at the last multiple is exact past the next fold; a rule that asks for the
+    whole state window, as vLLM's does, has no hit at all.
+    """
+    plan, text = planner(sizes), sequence(sizes, 1, end)
+    store = MemoryStore(plan.decoder.stored, 500, {"hca_tail": 0})
+    serve(Session(plan, store, text[:fill]), Request(0, fill, (sizes.max_step,)), truth(plan, text))
+    session = Session(plan, store, text, Want(alignment=1))
+    assert session.hit.r == fill // sizes.hca_ratio * sizes.hca_ratio
+    assert session.hit.limiting == ("hca_tail",)
+    assert end > session.hit.r + sizes.hca_ratio
+    assert difference(session, serve(session, Request(0, end), truth(plan, text)), truth(plan, text)) == 0.0
+    strict = without("uncompressed_tail", "lo", WHOLE_RING, sizes)
+    assert strict.find(store, text, Want(alignment=1)).hit.r == 0
+
+
+def test_what_the_hit_gains_in_v4_flash() -> None:
+    """At multiples of 128, 10 MiB of the 11.6 MiB of compressor state need neither be stored nor loaded."""
+    model = load_model("deepseek-v4-flash")
+    sizes = {group.name: group for group in model.groups}
+    needed = {}
+    for group in from_model(model):
+        if sizes[group.name].shape == "ring":
+            low, high, _ = group.need(12_800, 12_800)
+            ring = sizes[group.name].ring_rows or 0
+            row = sizes[group.name].layers * sizes[group.name].row_size(model.dtypes())
+            needed[group.name] = ((high - low) * row, ring * row)
+    assert needed["hca_tail"] == (0, 128 * 4096 * 20)
+    assert sum(whole for _, whole in needed.values()) == pytest.approx(11.6 * 2**20, rel=0.01)
+    assert sum(read for read, _ in needed.values()) == (8192 + 2048) * 4 * 21
+
+
+# ---- Rings -----------------------------------------------------------------------------------------------------------
+
+
+def rejects(shape: str, ring: int, drafts: int, start: int) -> bool:
+    """Whether all of ``drafts`` tokens can be rejected at ``start``, in rings of ``ring`` rows, and all stays exact."""
+    sizes = msgspec.structs.replace(BASE, layers=("csa", "hca"), ring_windows=True, max_step=12)
+    plan, text = planner(sizes), sequence(sizes, 1, 36)
+
+    class Sized(decoder_state.PrivateState):
+        """One shape of objects in rings of another size."""
+
+        def _place(self, item: Any) -> decoder_state.Rows:
+            rows = super()._place(item)
+            if item.group != shape or not rows.ring:
+                return rows
+            return decoder_state.Rows(rows.arena, rows.page, rows.table, ring)
+
+    with mock.patch.object(decoder, "PrivateState", Sized):
+        session = Session(plan, MemoryStore(plan.decoder.stored, 0), text)
+        known = truth(plan, text)
+    logits = [session.prefill(1) for _ in range(start)]
+    session.compute([wrong(token, sizes.vocab) for token in text[start : start + drafts]])
+    session.commit(0)
+    session.tokens = text
+    logits += [session.prefill(1) for _ in range(start, len(text))]
+    return torch.equal(torch.cat(logits), known.logits)
+
+
+@pytest.mark.parametrize(
+    ("group", "ring", "most"),
+    [("csa_tail", 8, 1), ("csa_tail", 16, 9), ("hca_tail", 8, 1), ("hca_tail", 16, 9), ("window", 5, 1)],
+)
+def test_rollback_inside_a_ring(group: str, ring: int, most: int) -> None:
+    """In the worst phase a ring of R rows allows R less the rows that one position needs: CSA 8: 1, 16: 9; window W: 1."""
+    starts = range(16, 16 + BASE.hca_ratio)
+    assert all(rejects(group, ring, most, start) for start in starts)
+    assert not all(rejects(group, ring, most + 1, start) for start in starts)
+
+
+# ---- Ties and rounding -----------------------------------------------------------------------------------------------
+
+
+def test_equal_scores_occur_at_the_border_of_the_selection() -> None:
+    """The tie rule is exercised: some query sees equal scores inside and outside of its choice."""
+    ties = []
+    choose = decoder_attention.topk_select
+
+    def counting(logits: torch.Tensor, visible: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        result = choose(logits, visible, chosen)
+        for scores, seen, taken in zip(logits, visible.tolist(), result.tolist(), strict=True):
+            inside = {float(scores[i]) for i in taken if i >= 0}
+            outside = {float(scores[i]) for i in range(seen) if i not in taken}
+            ties.append(bool(inside & outside))
+        return result
+
+    plan = Planner(decoder.Decoder(BASE))
+    with mock.patch.object(decoder_attention, "topk_select", counting):
+        truth(plan, sequence(BASE, 1, LENGTH))
+    assert 0 < sum(ties) < len(ties)
+
+
+def test_a_bounded_start_is_labelled_and_differs() -> None:
+    """What a truncated window gives is finite, is not what a run from scratch gives, and claims no exact position."""
+    plan, text = planner(BASE), sequence(BASE, 1, LENGTH)
+    store = MemoryStore(plan.decoder.stored, 400)
+    serve(Session(plan, store, text[:40]), Request(0, 40), truth(plan, text))
+    session = Session(plan, store, text, Want(mode="bounded", replay=8))
+    logits = serve(session, Request(0, LENGTH), truth(plan, text))
+    assert (session.exact_from, session.grade) == (None, "bounded")
+    assert logits.isfinite().all()
+    assert (logits - truth(plan, text).logits[session.hit.r :]).abs().max() > 1e-3
+    assert {key.grade for _, _, key in store.objects()} == {"exact", "bounded"}
+    exact = Session(plan, store, text, Want(alignment=1))
+    assert (exact.hit.grade, exact.hit.r) == ("exact", 40)
+
+
+@pytest.mark.parametrize("fixed_order", [True, False])
+def test_chunkings_differ_by_rounding_unless_the_order_is_fixed(fixed_order: bool) -> None:
+    sizes = msgspec.structs.replace(BASE, fixed_order=fixed_order)
+    plan, text = planner(sizes), sequence(sizes, 1, LENGTH)
+    state = plan.decoder.state()
+    one_by_one = torch.cat([plan.decoder.forward([token], at, 0, state) for at, token in enumerate(text)])
+    difference = (one_by_one - truth(plan, text).logits).abs().max().item()
+    assert difference == 0.0 if fixed_order else 0.0 < difference < 1e-12
