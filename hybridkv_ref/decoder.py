@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from hybridkv_ref.decoder_attention import AttentionLayer
-from hybridkv_ref.decoder_geometry import Layouts, Sizes, Stored, exact_layouts, small_model, stored_objects
+from hybridkv_ref.decoder_geometry import Descriptor, Layouts, Sizes, Stored, exact_layouts, small_model, stored_objects
 from hybridkv_ref.decoder_math import linear, plain_frequencies, rms_norm, rotary_table, silu, yarn_frequencies
 from hybridkv_ref.decoder_plan import IndexEncoding, Step, layer_plans
 from hybridkv_ref.decoder_recurrent import DeltaLayer
 from hybridkv_ref.decoder_state import PrivateState, RunningState
-from hybridkv_ref.decoder_store import Descriptor
 from hybridkv_ref.decoder_weights import Delta, random_weights
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.kernels import _pages

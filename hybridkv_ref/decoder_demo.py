@@ -79,7 +79,7 @@ def run(requests: int, capacity: int, seed: int, spec: Path = SPEC_DIR) -> Itera
             raise InputError(f"demo:{name}: expected at least 1, got {value}")
     decoder = Decoder(Sizes(), seed)
     planner = Planner(decoder, from_model(decoder.model, spec))
-    return serve(planner, MemoryStore(decoder.stored, capacity, spill=True), requests, seed)
+    return serve(planner, MemoryStore(decoder, capacity, spill=True), requests, seed)
 
 
 def describe(served: Served) -> str:

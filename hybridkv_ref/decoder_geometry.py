@@ -102,6 +102,25 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     page: Page
 
 
+class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
+    """The kernel ABI of one object: reader and writer must agree in every field.
+
+    ``layout``, ``tile``, ``scale_rule``, ``dim``: of the byte layout; ``ratio``, ``halo``: tokens; ``rope``: which
+    rotary rule the rows were turned by; ``bias_in_score``: stored scores include the positional bias; ``epoch``:
+    encoding of index keys, 0 elsewhere.
+    """
+
+    layout: str
+    dim: int
+    tile: int
+    scale_rule: str
+    ratio: int
+    halo: int = 0
+    rope: str = "none"
+    bias_in_score: bool = True
+    epoch: int = 0
+
+
 def small_model(sizes: Sizes, spec: Path = SPEC_DIR) -> models.Model:
     """The decoder's cache geometry.  InputError where ``spec`` lacks the models that it is made from."""
     v4, delta = models.load_model(_V4, spec), models.load_model(_DELTA, spec)

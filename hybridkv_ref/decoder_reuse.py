@@ -13,7 +13,7 @@ import msgspec
 
 from hybridkv_ref.decoder import Decoder
 from hybridkv_ref.decoder_geometry import Stored
-from hybridkv_ref.decoder_state import PrivateState
+from hybridkv_ref.decoder_state import RunningState
 from hybridkv_ref.decoder_store import Key, Ref, Store, copy_object
 from hybridkv_ref.exact_start import Stack, layer_stack, zero_exact_hit
 from hybridkv_ref.recovery import Contents, Group, Hit, bounded_hit, from_model, longest_hit
@@ -107,7 +107,7 @@ class Planner:
             return Contents(ends=frozenset(found))
         return Contents(blocks=sum(1 << number for number in found))
 
-    def restore(self, store: Store, match: Match, state: PrivateState) -> bool:
+    def restore(self, store: Store, match: Match, state: RunningState) -> bool:
         """Copies the rows that the hit reads; False, with the state spoilt, if an object has gone meanwhile."""
         for read in match.hit.reads:
             group = self.groups[read.group]
@@ -117,7 +117,7 @@ class Planner:
         return True
 
     def _restore(
-        self, store: Store, match: Match, state: PrivateState, group: Group, item: Stored, low: int, high: int
+        self, store: Store, match: Match, state: RunningState, group: Group, item: Stored, low: int, high: int
     ) -> bool:
         numbers = (high,) if group.exact else range(low // group.unit, -(-high // group.unit))
         for number in numbers:

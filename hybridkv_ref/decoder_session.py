@@ -36,7 +36,7 @@ class Session:
         self.tokens = tuple(tokens)
         while True:  # an object that was found may have gone before it was read
             self.match: Match = planner.find(store, self.tokens, self.want)
-            self.state = planner.decoder.state()
+            self.state = store.running()
             if planner.restore(store, self.match, self.state):
                 break
         self.hit = self.match.hit

@@ -80,7 +80,7 @@ def poisoned(page: Page, blocks: int) -> Tensor:
 
 
 class RunningState(Protocol):
-    """What the decoder asks of memory."""
+    """The memory of one running request, as the decoder and its session use it."""
 
     def rows(self, layer: int, group: str) -> Rows:
         """The rows of ``group`` in ``layer``."""
@@ -89,6 +89,12 @@ class RunningState(Protocol):
         """The first position that a layer knows: a window has no row before it (a truncated window, where some query
         would see one), a recurrent layer computes nothing before it and finds its state there.
         """
+
+    def begin_at(self, layer: int, position: int) -> None:
+        """A layer knows nothing before ``position``."""
+
+    def slide(self, position: int) -> None:
+        """No query before ``position`` comes any more: what only such queries see may go."""
 
 
 class PrivateState:

@@ -9,15 +9,16 @@ slot.
 recently used object as the one that goes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import msgspec
 import torch
 
-from hybridkv_ref.decoder_geometry import Stored
-from hybridkv_ref.decoder_state import POISON, Rows, copy_rows, poisoned
+from hybridkv_ref.decoder import Decoder
+from hybridkv_ref.decoder_geometry import Descriptor, Stored
+from hybridkv_ref.decoder_state import POISON, Rows, RunningState, copy_rows, poisoned
 
 
 class Key(NamedTuple):
@@ -26,25 +27,6 @@ class Key(NamedTuple):
     model: str
     grade: str
     tokens: tuple[int, ...]
-
-
-class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
-    """The kernel ABI of one object: reader and writer must agree in every field.
-
-    ``layout``, ``tile``, ``scale_rule``, ``dim``: of the byte layout; ``ratio``, ``halo``: tokens; ``rope``: which
-    rotary rule the rows were turned by; ``bias_in_score``: stored scores include the positional bias; ``epoch``:
-    encoding of index keys, 0 elsewhere.
-    """
-
-    layout: str
-    dim: int
-    tile: int
-    scale_rule: str
-    ratio: int
-    halo: int = 0
-    rope: str = "none"
-    bias_in_score: bool = True
-    epoch: int = 0
 
 
 class Ref(NamedTuple):
@@ -57,7 +39,10 @@ class Ref(NamedTuple):
 
 
 class Store(Protocol):
-    """What a session asks of the objects' memory."""
+    """What a session asks of memory: a state to run in, and the objects that are shared."""
+
+    def running(self) -> RunningState:
+        """An empty state for one request."""
 
     def find(self, layer: int, group: str, key: Key, reader: Descriptor) -> Ref | None:
         """The complete object of this key that the reader can read; None if there is none."""
@@ -100,17 +85,21 @@ class MemoryStore:
     """
 
     def __init__(
-        self, stored: Sequence[Stored], capacity: int, capacities: Mapping[str, int] | None = None, spill: bool = False
+        self, decoder: Decoder, capacity: int, capacities: Mapping[str, int] | None = None, spill: bool = False
     ) -> None:
-        self._clock, self._spill = 0, spill
+        self._decoder, self._clock, self._spill = decoder, 0, spill
         self._pools: dict[tuple[int, str], _Pool] = {}
-        for item in stored:
+        for item in decoder.stored:
             count = (capacities or {}).get(item.group, capacity)
             rows = item.keep if item.shape in ("ring", "state") else item.page.entries
             page = item.page.layout.page(rows, dim=None if isinstance(item.page.layout.dim, int) else item.dim)
             sized = msgspec.structs.replace(item, page=page)
             slots = [Slot() for _ in range(count + 1)]
             self._pools[item.layer, item.group] = _Pool(sized, rows, poisoned(page, count + 1), slots)
+
+    def running(self) -> RunningState:
+        """An empty state for one request."""
+        return self._decoder.state()
 
     def find(self, layer: int, group: str, key: Key, reader: Descriptor) -> Ref | None:
         """The complete object of this key that the reader can read; None if there is none."""

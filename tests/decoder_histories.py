@@ -198,7 +198,7 @@ class Played:
 
 def play(plan: Planner, texts: Sequence[tuple[int, ...]], history: Sequence[Event], capacity: int = 400) -> Played:
     """Runs a history over one store."""
-    store = MemoryStore(plan.decoder.stored, capacity)
+    store = MemoryStore(plan.decoder, capacity)
     known = [truth(plan, text) for text in texts]
     worst, hits = 0.0, []
     for event in history:

@@ -104,7 +104,7 @@ def resume(
     ``stored`` acts on the store between the two, ``resumed`` on the second after its hit and before it computes.
     """
     with zeros():
-        store = store_type(plan.decoder.stored, 400)
+        store = store_type(plan.decoder, 500)
         first = first or Request(0, r, (7,))
         serve(writer_type(plan, store, other[: first.prompt], first.want), first, truth(plan, other))
         if stored is not None:

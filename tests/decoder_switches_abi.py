@@ -13,19 +13,22 @@ from decoder_histories import (
     fp8_layout,
     planner,
     sequence,
+    truth,
 )
-from decoder_switches import BASE, LENGTH, TEXT, Outcome, Witness, Witnesses, outcome, resume
+from decoder_switches import BASE, LENGTH, TEXT, Outcome, Witness, Witnesses, outcome, patched, resume
 
-from hybridkv_ref import decoder_state
+from hybridkv_ref import decoder_attention, decoder_state
 from hybridkv_ref.decoder import Decoder
-from hybridkv_ref.decoder_geometry import Layouts, Sizes
+from hybridkv_ref.decoder_geometry import Descriptor, Layouts, Sizes
 from hybridkv_ref.decoder_plan import IndexEncoding
 from hybridkv_ref.decoder_reuse import Planner
 from hybridkv_ref.decoder_state import Rows
-from hybridkv_ref.decoder_store import Descriptor, Key, MemoryStore
+from hybridkv_ref.decoder_store import Key, MemoryStore
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.kernels import _pages
+from hybridkv_ref.kernels._lse import Lse
 from hybridkv_ref.kernels.index_build import index_build
+from hybridkv_ref.kernels.segment_decode import segment_decode
 
 WITNESSES = Witnesses()
 
@@ -215,9 +218,7 @@ def _(on: bool) -> Outcome:
     plan = planner(QUANTISED, layouts=FP8)
     if not on:
         plan = Planner(Late(QUANTISED, layouts=msgspec.structs.replace(FP8, kv=FP8.index)))
-    return outcome(
-        plan, MemoryStore(plan.decoder.stored, 400), LENGTH, chunks=(1,), text=sequence(QUANTISED, 1, LENGTH)
-    )
+    return outcome(plan, MemoryStore(plan.decoder, 400), LENGTH, chunks=(1,), text=sequence(QUANTISED, 1, LENGTH))
 
 
 @WITNESSES.of(
@@ -233,6 +234,19 @@ def _(on: bool) -> Outcome:
     plan = planner(BASE)
     reader = Planner(Decoder(BASE, encoding=IndexEncoding(1)))
     return resume(plan, 24, reader=reader, store_type=MemoryStore if on else Lax)
+
+
+@WITNESSES.of(
+    "kernel ABI: convention of the log-sum-exp", "L2-001", "fill 22, resume at 22; parts in base 2, merged as natural"
+)
+def _(on: bool) -> Outcome:
+    def base2(*arguments: Any) -> Any:
+        before = arguments[:-1]
+        other: Any = segment_decode
+        return other(*before, Lse.FLASHINFER)
+
+    truth(planner(BASE), TEXT)  # made under the rule
+    return patched(on, decoder_attention, "segment_decode", base2, lambda: resume(planner(BASE), 22))
 
 
 @WITNESSES.of(

@@ -10,6 +10,7 @@ from decoder_histories import (
     Request,
     difference,
     planner,
+    sequence,
     serve,
     truth,
 )
@@ -41,6 +42,7 @@ from hybridkv_ref import (
     exact_start,
 )
 from hybridkv_ref.decoder import Decoder
+from hybridkv_ref.decoder_geometry import Sizes
 from hybridkv_ref.decoder_reuse import Planner, Want
 from hybridkv_ref.decoder_session import Session
 from hybridkv_ref.decoder_store import MemoryStore
@@ -66,6 +68,32 @@ def _(on: bool) -> Outcome:
 )
 def _(on: bool) -> Outcome:
     return NO_HALO(24, on)
+
+
+REAL = Sizes(
+    layers=("window", "csa", "hca"), window=128, hca_ratio=128, hca_block=128, reach=272, max_step=32, top_k=32
+)
+
+
+def real_halo(r: int, on: bool) -> Outcome:
+    """V4's own window and ratios."""
+    text = sequence(REAL, 1, REAL.reach)
+    reader = planner(REAL) if on else without("uncompressed_tail", "lo", "floor_to(F, ratio)", REAL)
+    return resume(planner(REAL), r, REAL.reach, reader=reader, chunks=(8,), text=text, other=text)
+
+
+@WITNESSES.of(
+    "halo rows at a multiple of 4", "TAIL-002 TAIL-005", "ratios 4 and 128, window 128; fill 252, resume at 252"
+)
+def _(on: bool) -> Outcome:
+    return real_halo(252, on)
+
+
+@WITNESSES.of(
+    "halo rows at a multiple of 128", "TAIL-002 TAIL-005", "ratios 4 and 128, window 128; fill 256, resume at 256"
+)
+def _(on: bool) -> Outcome:
+    return real_halo(256, on)
 
 
 @WITNESSES.of(
@@ -259,7 +287,7 @@ def _(on: bool) -> Outcome:
 
     def run() -> Outcome:
         with zeros():
-            store, known = MemoryStore(plan.decoder.stored, 400), truth(plan, TEXT)
+            store, known = MemoryStore(plan.decoder, 400), truth(plan, TEXT)
             request = Request(0, 3, (1,), drafts=((4, 1),) * 30)
             session = Session(plan, store, TEXT[:3], request.want)
             return Outcome(difference(session, serve(session, request, known), known), session.hit.r)
@@ -312,4 +340,4 @@ def _(on: bool) -> Outcome:
 
 def _in_two_chunkings() -> Outcome:
     plan = Planner(Decoder(BASE))  # its run from scratch, in steps of 8, is made under the same rule
-    return outcome(plan, MemoryStore(plan.decoder.stored, 400), LENGTH, chunks=(1,))
+    return outcome(plan, MemoryStore(plan.decoder, 400), LENGTH, chunks=(1,))

@@ -49,7 +49,7 @@ def _(on: bool) -> Outcome:
 
     plan = planner(BASE)
     with zeros():
-        store, known = MemoryStore(plan.decoder.stored, 400), truth(plan, TEXT)
+        store, known = MemoryStore(plan.decoder, 400), truth(plan, TEXT)
         fill = Request(0, 40, (8,))
         serve(Session(plan, store, TEXT[:40]), fill, known)
         for layer, group, key in list(store.objects()):
@@ -72,7 +72,7 @@ def _(on: bool) -> Outcome:
 
     plan = planner(BASE)
     with zeros():
-        store, known = MemoryStore(plan.decoder.stored, 400), truth(plan, TEXT)
+        store, known = MemoryStore(plan.decoder, 400), truth(plan, TEXT)
         serve(Session(plan, store, TEXT[:32]), Request(0, 32, (8,)), known)
         bounded = Request(0, 40, (8,), want=Want(mode="bounded", replay=8))
         serve((Session if on else Unlabelled)(plan, store, TEXT[:40], bounded.want), bounded, known)

@@ -140,7 +140,7 @@ def resume_in_real_ratios(positions: range) -> None:
     """V4's own window and ratios: resumes at r and runs past the next HCA fold."""
     plan = planner(REAL)
     text = sequence(REAL, 1, REAL.reach)
-    known, store = truth(plan, text), MemoryStore(plan.decoder.stored, 500)
+    known, store = truth(plan, text), MemoryStore(plan.decoder, 500)
     first = Session(plan, store, text[: positions.stop])
     while first.position < positions.stop:
         first.prefill(32)

@@ -15,7 +15,7 @@ from hybridkv_ref.decoder_geometry import LayerType, Sizes
 from hybridkv_ref.decoder_reuse import Planner, Want
 from hybridkv_ref.decoder_session import Session
 from hybridkv_ref.decoder_state import row_bytes
-from hybridkv_ref.decoder_store import MemoryStore
+from hybridkv_ref.decoder_store import MemoryStore, copy_object
 from hybridkv_ref.exact_start import exact_start, replay
 from hybridkv_ref.kernels.topk_select import topk_select
 from hybridkv_ref.models import load_model
@@ -85,7 +85,7 @@ def test_a_replay_makes_rows_exactly_as_far_as_it_says(layers: tuple[LayerType, 
 def test_a_replay_of_one_fold_stands_in_for_the_halo() -> None:
     """No CSA tail is stored: a hit at B reads window rows before B - m and computes m tokens again."""
     plan, text = planner(BASE), sequence(BASE, 1, LENGTH)
-    store = MemoryStore(plan.decoder.stored, 400, {"csa_tail": 0, "csa_index_tail": 0})
+    store = MemoryStore(plan.decoder, 400, {"csa_tail": 0, "csa_index_tail": 0})
     fill = Request(0, 34, (8,))
     serve(Session(plan, store, text[:34]), fill, truth(plan, text))
     assert Session(plan, store, text, Want(alignment=8)).hit.r == 0
@@ -107,7 +107,7 @@ def test_no_hca_tail_row_is_needed_at_a_multiple(sizes: Sizes, fill: int, end: i
     whole state window, as vLLM's does, has no hit at all.
     """
     plan, text = planner(sizes), sequence(sizes, 1, end)
-    store = MemoryStore(plan.decoder.stored, 500, {"hca_tail": 0})
+    store = MemoryStore(plan.decoder, 500, {"hca_tail": 0})
     serve(Session(plan, store, text[:fill]), Request(0, fill, (sizes.max_step,)), truth(plan, text))
     session = Session(plan, store, text, Want(alignment=1))
     assert session.hit.r == fill // sizes.hca_ratio * sizes.hca_ratio
@@ -134,6 +134,31 @@ def test_what_the_hit_gains_in_v4_flash() -> None:
     assert sum(read for read, _ in needed.values()) == (8192 + 2048) * 4 * 21
 
 
+@pytest.mark.parametrize("r", range(16, 23))
+def test_a_tail_that_ends_later_holds_the_rows_too(r: int) -> None:
+    """recovery.toml asks for a tail that ends at r.  The decoder does not: rows are positional, so a tail that ends
+    later and begins early enough resumes as exactly.  The table is sound here, and asks for more than is needed.
+    """
+    plan, text = planner(BASE), sequence(BASE, 1, LENGTH)
+    store = MemoryStore(plan.decoder, 400)
+    serve(Session(plan, store, text[:24]), Request(0, 24, (8,)), truth(plan, text))
+    session = Session(plan, store, text[: r + 1], Want(alignment=1))
+    assert session.hit.r == r
+    for item in plan.decoder.stored:
+        if item.shape != "ring":
+            continue
+        group, target = plan.groups[item.group], session.state.rows(item.layer, item.group)
+        low = group.need(r, r)[0]
+        later = [end for end in range(r + 1, 24) if group.need(end, end)[0] <= low]
+        if low < r and later:
+            key, reader = plan.key(text[: later[-1]], "exact"), plan.descriptors[item.layer, item.group]
+            rows = store.rows(found) if (found := store.find(item.layer, item.group, key, reader)) else None
+            assert rows is not None
+            target.arena.fill_(decoder_state.POISON)
+            copy_object(rows, low - group.need(later[-1], later[-1])[0], target, low, r - low)
+    assert difference(session, serve(session, Request(0, LENGTH), truth(plan, text)), truth(plan, text)) == 0.0
+
+
 # ---- Rings -----------------------------------------------------------------------------------------------------------
 
 
@@ -152,7 +177,7 @@ def rejects(shape: str, ring: int, drafts: int, start: int) -> bool:
             return decoder_state.Rows(rows.arena, rows.page, rows.table, ring)
 
     with mock.patch.object(decoder, "PrivateState", Sized):
-        session = Session(plan, MemoryStore(plan.decoder.stored, 0), text)
+        session = Session(plan, MemoryStore(plan.decoder, 0), text)
         known = truth(plan, text)
     logits = [session.prefill(1) for _ in range(start)]
     session.compute([wrong(token, sizes.vocab) for token in text[start : start + drafts]])
@@ -195,10 +220,27 @@ def test_equal_scores_occur_at_the_border_of_the_selection() -> None:
     assert 0 < sum(ties) < len(ties)
 
 
+@pytest.mark.parametrize("top_k", [3, 64])
+def test_wrong_index_keys_show_only_beyond_top_k(top_k: int) -> None:
+    """A wrong key gives no NaN, only another selection; while all visible entries are chosen, nothing at all."""
+    sizes = msgspec.structs.replace(BASE, top_k=top_k)
+    plan, text = planner(sizes), sequence(sizes, 1, LENGTH)
+    store = MemoryStore(plan.decoder, 400)
+    serve(Session(plan, store, text[:22]), Request(0, 22), truth(plan, text))
+    session = Session(plan, store, text, Want(alignment=1))
+    for item in plan.decoder.stored:
+        if item.group == "csa_index":
+            keys = session.state.rows(item.layer, item.group).arena[:5]  # the five that are cached at 22
+            keys.copy_(keys.roll(1, 0))
+    logits = serve(session, Request(0, LENGTH), truth(plan, text))
+    assert logits.isfinite().all()
+    assert (difference(session, logits, truth(plan, text)) == 0.0) == (top_k == 64)
+
+
 def test_a_bounded_start_is_labelled_and_differs() -> None:
     """What a truncated window gives is finite, is not what a run from scratch gives, and claims no exact position."""
     plan, text = planner(BASE), sequence(BASE, 1, LENGTH)
-    store = MemoryStore(plan.decoder.stored, 400)
+    store = MemoryStore(plan.decoder, 400)
     serve(Session(plan, store, text[:40]), Request(0, 40), truth(plan, text))
     session = Session(plan, store, text, Want(mode="bounded", replay=8))
     logits = serve(session, Request(0, LENGTH), truth(plan, text))

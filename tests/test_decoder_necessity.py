@@ -7,6 +7,7 @@ import pytest
 from decoder_switches import Witness
 from decoder_witnesses import WITNESSES
 
+from hybridkv_ref.decoder_geometry import Descriptor
 from hybridkv_ref.rules import load_rules
 
 RESULTS = Path(__file__).parent / "results" / "decoder_necessity.md"
@@ -16,6 +17,11 @@ RESULTS = Path(__file__).parent / "results" / "decoder_necessity.md"
 def test_with_the_rule_all_is_right_and_without_it_not(one: Witness) -> None:
     assert one.run(True).harmless
     assert not one.run(False).harmless
+
+
+def test_every_field_of_the_descriptor_has_a_witness() -> None:
+    shown = {one.rule.removeprefix("kernel ABI: ") for one in WITNESSES} | {"epoch"}  # index keys of the prefix's epoch
+    assert set(Descriptor.__struct_fields__) <= shown
 
 
 def test_every_cited_rule_exists() -> None:
