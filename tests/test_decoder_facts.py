@@ -237,12 +237,13 @@ def test_wrong_index_keys_show_only_beyond_top_k(top_k: int) -> None:
     assert (difference(session, logits, truth(plan, text)) == 0.0) == (top_k == 64)
 
 
-def test_a_bounded_start_is_labelled_and_differs() -> None:
+@pytest.mark.parametrize("replayed", [1, 8])
+def test_a_bounded_start_is_labelled_and_differs(replayed: int) -> None:
     """What a truncated window gives is finite, is not what a run from scratch gives, and claims no exact position."""
     plan, text = planner(BASE), sequence(BASE, 1, LENGTH)
     store = MemoryStore(plan.decoder, 400)
     serve(Session(plan, store, text[:40]), Request(0, 40), truth(plan, text))
-    session = Session(plan, store, text, Want(mode="bounded", replay=8))
+    session = Session(plan, store, text, Want(mode="bounded", replay=replayed))
     logits = serve(session, Request(0, LENGTH), truth(plan, text))
     assert (session.exact_from, session.grade) == (None, "bounded")
     assert logits.isfinite().all()
