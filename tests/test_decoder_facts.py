@@ -12,6 +12,7 @@ from test_decoder_needs import state_with
 
 from hybridkv_ref import decoder, decoder_attention, decoder_state
 from hybridkv_ref.decoder_geometry import LayerType, Sizes
+from hybridkv_ref.decoder_plan import IndexEncoding
 from hybridkv_ref.decoder_reuse import Planner, Want
 from hybridkv_ref.decoder_session import Session
 from hybridkv_ref.decoder_state import row_bytes
@@ -235,6 +236,21 @@ def test_wrong_index_keys_show_only_beyond_top_k(top_k: int) -> None:
     logits = serve(session, Request(0, LENGTH), truth(plan, text))
     assert logits.isfinite().all()
     assert (difference(session, logits, truth(plan, text)) == 0.0) == (top_k == 64)
+
+
+def test_a_rebuild_re_encodes_stored_keys_exactly() -> None:
+    """Keys of epoch 0, re-encoded, are bit for bit those that a decoder of epoch 1 makes."""
+    old, new = planner(BASE), Planner(decoder.Decoder(BASE, encoding=IndexEncoding(1)))
+    text = sequence(BASE, 1, LENGTH)
+    for item in old.decoder.stored:
+        if item.group == "csa_index":
+            rows = torch.arange(LENGTH // item.ratio)
+            keys = old.decoder.state(keep_all=True).rows(item.layer, item.group)
+            copy_object(truth(old, text).state.rows(item.layer, item.group), 0, keys, 0, len(rows))
+            made = row_bytes(truth(new, text).state.rows(item.layer, item.group), rows.tolist())
+            assert not torch.equal(row_bytes(keys, rows.tolist()), made)
+            decoder_attention.reencode(keys, rows, IndexEncoding(0), IndexEncoding(1))
+            assert torch.equal(row_bytes(keys, rows.tolist()), made)
 
 
 @pytest.mark.parametrize("replayed", [1, 8])

@@ -7,6 +7,7 @@ a tolerance of 1e-6 of the largest output; everything else is float64 on both si
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -17,7 +18,6 @@ from hybridkv_ref.decoder_plan import Step
 from hybridkv_ref.decoder_weights import Attention, Compressor
 
 VERSION = "5.20.2"
-TOKENS = 40
 TYPES: dict[LayerType, str] = {
     "window": "sliding_attention",
     "csa": "compressed_sparse_attention",
@@ -25,16 +25,17 @@ TYPES: dict[LayerType, str] = {
 }
 # rotary pairs beyond the first are needed for YaRN's ramp to differ from plain scaling
 # many index heads: with few, ReLU makes equal scores, which torch.topk orders by no rule
-SIZES = Sizes(
+SMALL = Sizes(
     layers=("window", "csa", "hca"),
     head_dim=16,
     rotary=8,
     index_dim=12,
     index_heads=16,
     window=7,
-    reach=48,
+    reach=40,
     max_step=40,
 )
+V4 = msgspec.structs.replace(SMALL, window=128, hca_ratio=128, hca_block=128, top_k=24, reach=300, max_step=300)
 
 
 @pytest.fixture(scope="module")
@@ -106,29 +107,32 @@ def copy_weights(weights: Attention, target: Any) -> None:
         target.compressor.indexer.scorer.weights_proj.weight.copy_(weights.indexer.head)
 
 
-@pytest.mark.parametrize("layer", range(len(SIZES.layers)), ids=SIZES.layers)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("layer", range(len(SMALL.layers)), ids=SMALL.layers)
+@pytest.mark.parametrize(
+    ("sizes", "seed"), [(SMALL, 0), (SMALL, 1), (SMALL, 2), (V4, 3)], ids=["small", "small", "small", "ratios of V4"]
+)
 @torch.no_grad()
-def test_attention_agrees(released: ModuleType, layer: int, seed: int) -> None:
-    decoder = Decoder(SIZES, seed)
+def test_attention_agrees(released: ModuleType, sizes: Sizes, layer: int, seed: int) -> None:
+    decoder, tokens = Decoder(sizes, seed), sizes.reach
     mixer = decoder.mixers[layer]
     assert isinstance(mixer, AttentionLayer)
-    settings = config(SIZES)
+    settings = config(sizes)
     theirs = released.DeepseekV4Attention(settings, layer).double().eval()
     copy_weights(mixer.weights, theirs)
-    x = torch.randn(TOKENS, SIZES.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    x = torch.randn(tokens, sizes.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     rotary = released.DeepseekV4RotaryEmbedding(settings)
-    positions = torch.arange(TOKENS)[None]
+    positions = torch.arange(tokens)[None]
     embeddings = {name: rotary(x, positions, layer_type=name) for name in ("main", "compress")}
     distance = positions[0][:, None] - positions[0]
-    mask = torch.zeros(TOKENS, TOKENS, dtype=torch.float64)
-    mask[(distance < 0) | (distance >= SIZES.window)] = -torch.inf
+    mask = torch.zeros(tokens, tokens, dtype=torch.float64)
+    mask[(distance < 0) | (distance >= sizes.window)] = -torch.inf
     expected, _ = theirs(x[None], embeddings, positions, mask[None, None])
-    ours = mixer.forward(x, Step(0, TOKENS, 0), decoder.state(keep_all=True))
+    ours = mixer.forward(x, Step(0, tokens, 0), decoder.state(keep_all=True))
     assert (ours - expected[0]).abs().max() < 1e-6 * expected.abs().max()
 
 
-def test_these_sizes_leave_entries_out() -> None:
+@pytest.mark.parametrize("sizes", [SMALL, V4], ids=["small", "ratios of V4"])
+def test_these_sizes_leave_entries_out(sizes: Sizes) -> None:
     """The indexer has more visible entries than it may choose; both compressors make several."""
-    assert TOKENS // SIZES.csa_ratio > 2 * SIZES.top_k
-    assert TOKENS // SIZES.hca_ratio > 2
+    assert sizes.reach // sizes.csa_ratio > 2 * sizes.top_k
+    assert sizes.reach // sizes.hca_ratio >= 2
