@@ -1,4 +1,4 @@
-"""Figures of the fact sheet, measured again on the decoder: starts, replays, rings, ties, and HCA tails."""
+"""Figures of the fact sheet, measured again on the decoder: HCA tails, rings, ties, rounding, grades."""
 
 from typing import Any
 from unittest import mock
@@ -8,92 +8,20 @@ import pytest
 import torch
 from decoder_histories import Request, difference, planner, sequence, serve, truth, wrong
 from decoder_switches import without
-from test_decoder_needs import state_with
 
 from hybridkv_ref import decoder, decoder_attention, decoder_state
-from hybridkv_ref.decoder_geometry import LayerType, Sizes
+from hybridkv_ref.decoder_geometry import Sizes
 from hybridkv_ref.decoder_plan import IndexEncoding
 from hybridkv_ref.decoder_reuse import Planner, Want
 from hybridkv_ref.decoder_session import Session
 from hybridkv_ref.decoder_state import row_bytes
 from hybridkv_ref.decoder_store import MemoryStore, copy_object
-from hybridkv_ref.exact_start import exact_start, replay
 from hybridkv_ref.kernels.topk_select import topk_select
 from hybridkv_ref.models import load_model
 from hybridkv_ref.recovery import from_model
 
 BASE = Sizes()
 LENGTH = 44
-
-
-# ---- Starts without stored windows ---------------------------------------------------------------------------------
-
-ORDERS: tuple[tuple[LayerType, ...], ...] = (
-    ("window", "window", "csa", "hca"),
-    ("hca", "csa", "window"),
-    ("csa", "window", "hca", "csa"),
-)
-
-
-def without_windows(plan: Planner, text: tuple[int, ...], s: int, position: int, frontier: int) -> bool:
-    """Whether computing from ``s`` over cached entries alone gives exact logits from ``position`` on."""
-    entries = [item for item in plan.decoder.stored if item.shape == "entries"]
-    state = state_with(plan, text, {(i.layer, i.group): set(range(frontier // i.ratio)) for i in entries})
-    for layer in range(len(plan.stack)):
-        state.begin_at(layer, s)
-    step, known = plan.decoder.sizes.max_step, truth(plan, text).logits
-    runs = [
-        plan.decoder.forward(text[at : min(at + step, len(text))], at, frontier, state)
-        for at in range(s, len(text), step)
-    ]
-    return torch.equal(torch.cat(runs)[position - s :], known[position:])
-
-
-@pytest.mark.parametrize("layers", ORDERS, ids="-".join)
-def test_the_exact_start_is_the_latest(layers: tuple[LayerType, ...]) -> None:
-    """Exact at s*, inexact one token later: the formula of exact_start, measured, also with P > F."""
-    plan = planner(msgspec.structs.replace(BASE, layers=layers, window=4))
-    for frontier in (24, 26, 28):
-        for position in (frontier, frontier + 1, frontier + 5):
-            text = sequence(BASE, 5, frontier + 20)
-            s = exact_start(plan.stack, position, frontier, {})
-            assert 0 < s < frontier
-            assert without_windows(plan, text, s, position, frontier)
-            assert not without_windows(plan, text, s + 1, position, frontier)
-
-
-@pytest.mark.parametrize("layers", ORDERS, ids="-".join)
-def test_a_replay_makes_rows_exactly_as_far_as_it_says(layers: tuple[LayerType, ...]) -> None:
-    """Layer l's window rows (l = 1..L) are exact from s + (l-1)(W-1) on, and not one token before."""
-    sizes = msgspec.structs.replace(BASE, layers=layers)
-    plan, text = planner(sizes), sequence(sizes, 5, LENGTH)
-    s = exact_start(plan.stack, 32, 32, {})
-    entries = [item for item in plan.decoder.stored if item.shape == "entries"]
-    state = state_with(plan, text, {(i.layer, i.group): set(range(32 // i.ratio)) for i in entries})
-    for layer in range(len(layers)):
-        state.begin_at(layer, s)
-    for at in range(s, LENGTH, sizes.max_step):
-        plan.decoder.forward(text[at : at + sizes.max_step], at, 32, state)
-    measured = []
-    for layer in range(len(layers)):
-        made, known = state.rows(layer, "window"), truth(plan, text).state.rows(layer, "window")
-        same = [torch.equal(row_bytes(made, [row]), row_bytes(known, [row])) for row in range(s, LENGTH)]
-        measured.append(s + len(same) - same[::-1].index(False) if False in same else s)
-    assert tuple(measured) == replay(plan.stack, s, {}).rows_from
-    assert measured == [s + layer * (sizes.window - 1) for layer in range(len(layers))]
-
-
-def test_a_replay_of_one_fold_stands_in_for_the_halo() -> None:
-    """No CSA tail is stored: a hit at B reads window rows before B - m and computes m tokens again."""
-    plan, text = planner(BASE), sequence(BASE, 1, LENGTH)
-    store = MemoryStore(plan.decoder, 400, {"csa_tail": 0, "csa_index_tail": 0})
-    fill = Request(0, 34, (8,))
-    serve(Session(plan, store, text[:34]), fill, truth(plan, text))
-    assert Session(plan, store, text, Want(alignment=8)).hit.r == 0
-    session = Session(plan, store, text, Want(alignment=8, replay=BASE.csa_ratio))
-    assert (session.hit.r, session.hit.frontier) == (28, 32)
-    assert [(r.lo, r.hi) for r in session.hit.reads if r.group == "window"] == [(28 - (BASE.window - 1), 28)]
-    assert difference(session, serve(session, Request(0, LENGTH), truth(plan, text)), truth(plan, text)) == 0.0
 
 
 # ---- HCA tails -----------------------------------------------------------------------------------------------------
