@@ -9,13 +9,14 @@ from decoder_histories import (
     sequence,
     serve,
     truth,
+    wrong,
 )
 from decoder_switches import BASE, LENGTH, TEXT, Outcome, Witnesses, outcome, patched, resume, zeros
 
 from hybridkv_ref.decoder import Decoder
 from hybridkv_ref.decoder_reuse import Planner, Want
 from hybridkv_ref.decoder_session import Session
-from hybridkv_ref.decoder_store import Key, MemoryStore, Ref, Slot
+from hybridkv_ref.decoder_store import Key, MemoryStore, Ref, Slot, copy_object
 
 WITNESSES = Witnesses()
 
@@ -35,6 +36,46 @@ def _(on: bool) -> Outcome:
     first = Request(0, 30, (10,), abort=2)
     sizes = msgspec.structs.replace(BASE, max_step=10)
     return resume(planner(sizes), 30, writer_type=Session if on else Eager, first=first)
+
+
+@WITNESSES.of(
+    "drafts are not published from blocks that go on being written",
+    "POS-002 CKV-006 S3-004",
+    "8 drafts after 20 tokens, all rejected; a second request has the drafts for its prompt",
+)
+def _(on: bool) -> Outcome:
+    class InPlace(Session):
+        """Its objects are its own blocks: published with the drafts, written again by the tokens that replace them."""
+
+        shared: list[tuple[Any, Key, int, int]]
+
+        def _publishable(self) -> int:
+            return self.pending
+
+        def _write(self, item: Any, key: Key, first: int, count: int) -> None:
+            self.shared = [*getattr(self, "shared", []), (item, key, first, count)]
+            super()._write(item, key, first, count)
+
+        def commit(self, accepted: int) -> None:
+            super().commit(accepted)
+            for item, key, first, count in self.shared:
+                ref = self.store.find(item.layer, item.group, key, self.planner.descriptors[item.layer, item.group])
+                rows = self.store.rows(ref) if ref is not None else None
+                if rows is not None and item.shape == "window":
+                    copy_object(self.state.rows(item.layer, item.group), first, rows, 0, count)
+
+    plan = planner(BASE)
+    drafts = tuple(wrong(token, BASE.vocab) for token in TEXT[20:28])
+    with zeros():
+        store = MemoryStore(plan.decoder, 500)
+        session = (Session if on else InPlace)(plan, store, TEXT[:20])
+        while session.position < 20:
+            session.prefill(5)
+        session.compute(drafts)
+        session.commit(0)
+        session.compute(TEXT[20:28])
+        session.commit(8)
+        return outcome(plan, store, LENGTH, text=(*TEXT[:20], *drafts, *TEXT[28:]))
 
 
 @WITNESSES.of(

@@ -205,3 +205,28 @@ def test_chunkings_differ_by_rounding_unless_the_order_is_fixed(fixed_order: boo
     one_by_one = torch.cat([plan.decoder.forward([token], at, 0, state) for at, token in enumerate(text)])
     difference = (one_by_one - truth(plan, text).logits).abs().max().item()
     assert difference == 0.0 if fixed_order else 0.0 < difference < 1e-12
+
+
+def test_rows_of_rejected_drafts_are_exact_for_the_drafts() -> None:
+    """In a store that copies, drafts that were published under their own tokens are sound: the rule that nothing past
+    the committed position is published protects other keys, and blocks that are written again (see the witnesses).
+    """
+
+    class Eager(Session):
+        """Publishes what is computed, whether or not it will be accepted."""
+
+        def _publishable(self) -> int:
+            return self.pending
+
+    plan, text = planner(BASE), sequence(BASE, 1, LENGTH)
+    store = MemoryStore(plan.decoder, 500)
+    session = Eager(plan, store, text[:20])
+    while session.position < 20:
+        session.prefill(5)
+    drafts = [wrong(token, BASE.vocab) for token in text[20:28]]
+    session.compute(drafts)
+    session.commit(0)
+    known = truth(plan, (*text[:20], *drafts, *text[28:]))
+    again = Session(plan, store, known.tokens, Want(alignment=1))
+    assert again.hit.r == 28
+    assert difference(again, serve(again, Request(0, LENGTH), known), known) == 0.0
