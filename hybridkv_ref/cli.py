@@ -203,6 +203,19 @@ def cmd_simulate(args: argparse.Namespace) -> int:
     return 0
 
 
+def cmd_demo(args: argparse.Namespace) -> int:
+    """A small hybrid decoder serves requests with shared prefixes; each is compared with a run without cache."""
+    import msgspec
+
+    from hybridkv_ref.decoder_demo import describe, run
+
+    equal = True
+    for served in run(args.requests, args.capacity, args.seed, args.spec):
+        equal &= served.equal
+        print(msgspec.json.encode(served).decode() if args.json else describe(served))
+    return 0 if equal else 1
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     from hybridkv_ref.workloads import DEFAULT_WORKLOAD, WORKLOADS
@@ -263,6 +276,12 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--requests", type=int, default=1000, help="how many to generate")
     sub.add_argument("--seed", type=int, default=0)
     sub.add_argument("--json", action="store_true", help="print JSON")
+
+    sub = command("demo", cmd_demo)
+    sub.add_argument("--requests", type=int, default=8, help="how many to serve")
+    sub.add_argument("--capacity", type=int, default=40, metavar="N", help="objects per layer and group on the device")
+    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument("--json", action="store_true", help="print JSON, a line per request")
     return top
 
 

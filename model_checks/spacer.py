@@ -26,7 +26,7 @@ from hybridkv_ref.model_checks.obligations import Search
 from hybridkv_ref.model_checks.smt import constant, in_range, literal, term
 from hybridkv_ref.tables import CLASS_OF, Event, Property, Tables, Var
 
-z3.set_param("warning", False)  # the bounded engine warns that it is slow, on standard output
+z3.set_param("verbose", -1)  # else the bounded engine says on standard error that it is slow
 SLICE_EFFORT = 2_000_000  # in the solver's own units, the same on every machine; one million takes about a second
 LAST_EFFORT = 40_000_000
 Key = tuple[str, str]  # (kind, variable); kind is 'global' or 'const' for those

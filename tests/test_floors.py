@@ -25,6 +25,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("machines", "model_checks"),
     ("recovery", "kernels"),
     ("allocator", "oracle", "simulation"),
+    ("decoder",),
     ("front", "conformance"),
 )
 
@@ -131,6 +132,20 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "sim_tree",
         "simulate",
     ),
+    "decoder": (
+        "decoder",
+        "decoder_attention",
+        "decoder_demo",
+        "decoder_geometry",
+        "decoder_math",
+        "decoder_plan",
+        "decoder_recurrent",
+        "decoder_reuse",
+        "decoder_session",
+        "decoder_state",
+        "decoder_store",
+        "decoder_weights",
+    ),
     "conformance": ("table_rules",),
     "front": ("", "cli"),
 }
@@ -148,7 +163,7 @@ ONLY = {"kernels": {"errors", "paths", "layouts"}}  # kernels know tensors, not 
 LIBRARIES = {
     "hypothesis": {"conformance"},
     "networkx": {"model_checks"},
-    "torch": {"allocator", "kernels", "conformance"},
+    "torch": {"allocator", "decoder", "kernels", "conformance"},
     "triton": {"kernels"},
     "z3": {"model_checks"},
 }

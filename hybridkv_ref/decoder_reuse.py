@@ -1,0 +1,133 @@
+"""From a store to a request's state: what is there, how far it reaches, and bringing back exactly what is demanded.
+
+No rule of recovery stands here.  What a resume needs, and so which rows are copied, comes from ``recovery.toml``
+through ``hybridkv_ref.recovery`` and ``hybridkv_ref.exact_start``; every other row of the request's state stays
+poisoned.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from hybridkv_ref.decoder import Decoder
+from hybridkv_ref.decoder_geometry import Stored
+from hybridkv_ref.decoder_state import RunningState
+from hybridkv_ref.decoder_store import Key, Ref, Store, copy_object
+from hybridkv_ref.exact_start import Stack, layer_stack, zero_exact_hit
+from hybridkv_ref.recovery import Contents, Group, Hit, bounded_hit, from_model, longest_hit
+
+Mode = Literal["full", "zero-exact", "bounded"]
+
+
+class Want(msgspec.Struct, frozen=True, kw_only=True):
+    """What reuse a request asks for.
+
+    ``full``: stored windows and tails, with up to ``replay`` tokens computed again before the frontier.  ``zero-
+    exact``: no stored window or tail.  ``bounded``: approximate, ``replay`` tokens see a truncated
+    window.  ``alignment``: a hit is a multiple of it; None: of the least common multiple of the groups' blocks.
+    """
+
+    mode: Mode = "full"
+    replay: int = 0
+    alignment: int | None = None
+
+
+@dataclass(frozen=True)
+class Match:
+    """A hit and the objects that it rests on, with the generations that they had when they were found."""
+
+    hit: Hit
+    matched: int
+    refs: Mapping[tuple[int, str, int], Ref]
+
+
+class Planner:
+    """The recovery groups of one decoder, and what each of its layers stores.  ``groups``: default, the model's."""
+
+    def __init__(self, decoder: Decoder, groups: Sequence[Group] | None = None) -> None:
+        self.decoder = decoder
+        self.groups = {group.name: group for group in groups or from_model(decoder.model)}
+        self.stack: Stack = layer_stack(decoder.model, tuple(self.groups.values()))
+        self.objects: dict[str, tuple[Stored, ...]] = {
+            name: tuple(item for item in decoder.stored if item.group == name) for name in self.groups
+        }
+        self.descriptors = {(item.layer, item.group): decoder.descriptor(item) for item in decoder.stored}
+
+    def key(self, tokens: tuple[int, ...], grade: str) -> Key:
+        """The key of an object that ends with ``tokens``."""
+        return Key(self.decoder.identity, grade, tokens)
+
+    def first_row(self, group: Group, number: int) -> int:
+        """Position of the first row of an object: of block ``number``, or of the tail or snapshot that ends there."""
+        return group.need(number, number)[0] if group.exact else number * group.unit
+
+    def find(self, store: Store, tokens: tuple[int, ...], want: Want) -> Match:
+        """The longest reuse of what the store has for these tokens."""
+        grades = ("exact", "bounded") if want.mode == "bounded" else ("exact",)
+        refs: dict[tuple[int, str, int], Ref] = {}
+        contents = {name: self._contents(store, group, tokens, grades, refs) for name, group in self.groups.items()}
+        matched = max((self._end(name, number) for _, name, number in refs), default=0)
+        length, groups = len(tokens), tuple(self.groups.values())
+        match want.mode:
+            case "full":
+                hit = longest_hit(groups, contents, matched, length, want.alignment, want.replay)
+            case "zero-exact":
+                hit = zero_exact_hit(self.stack, contents, matched, length, want.alignment)
+            case "bounded":
+                hit = bounded_hit(groups, contents, matched, length, max(1, want.replay), want.alignment)
+        return Match(hit, matched, refs)
+
+    def _end(self, name: str, number: int) -> int:
+        group = self.groups[name]
+        return number if group.exact else (number + 1) * group.unit
+
+    def _contents(
+        self, store: Store, group: Group, tokens: tuple[int, ...], grades: Sequence[str],
+        refs: dict[tuple[int, str, int], Ref],
+    ) -> Contents:  # fmt: skip
+        """What all layers of a group hold: an object counts only if every one of them has it."""
+        count = len(tokens) + 1 if group.exact else len(tokens) // group.unit
+        found = []
+        for number in range(1 if group.exact else 0, count):
+            prefix = tokens[: self._end(group.name, number)]
+            here: dict[tuple[int, str, int], Ref] = {}
+            for item in self.objects[group.name]:
+                for grade in grades:
+                    reader = self.descriptors[item.layer, item.group]
+                    ref = store.find(item.layer, item.group, self.key(prefix, grade), reader)
+                    if ref is not None:
+                        here[item.layer, item.group, number] = ref
+                        break
+            if len(here) == len(self.objects[group.name]):
+                refs |= here
+                found.append(number)
+        if group.exact:
+            return Contents(ends=frozenset(found))
+        return Contents(blocks=sum(1 << number for number in found))
+
+    def restore(self, store: Store, match: Match, state: RunningState) -> bool:
+        """Copies the rows that the hit reads; False, with the state spoilt, if an object has gone meanwhile."""
+        for read in match.hit.reads:
+            group = self.groups[read.group]
+            for item in self.objects[read.group]:
+                if not self._restore(store, match, state, group, item, read.lo, read.hi):
+                    return False
+        return True
+
+    def _restore(
+        self, store: Store, match: Match, state: RunningState, group: Group, item: Stored, low: int, high: int
+    ) -> bool:
+        numbers = (high,) if group.exact else range(low // group.unit, -(-high // group.unit))
+        for number in numbers:
+            rows = store.rows(match.refs[item.layer, item.group, number])
+            if rows is None:
+                return False
+            start = self.first_row(group, number)
+            first, last = max(low, start), min(high, self._end(group.name, number))
+            copy_object(
+                rows, (first - start) // item.ratio, state.rows(item.layer, item.group), first // item.ratio,
+                (last - first) // item.ratio,
+            )  # fmt: skip
+        return True

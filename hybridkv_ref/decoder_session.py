@@ -1,0 +1,147 @@
+"""One request on the small decoder: hit, chunked prefill, decode, drafts with rejection, and what it publishes.
+
+What may be published (FACTS section 2): objects whose rows are all exact and lie before the committed
+position.  After a plain hit every row from the start on is exact, and so are the restored ones; after a start without
+stored windows a layer's rows are exact only from where ``exact_start.replay`` says.  What follows a bounded start
+carries its grade in the key.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from hybridkv_ref.decoder_geometry import Stored
+from hybridkv_ref.decoder_reuse import Match, Planner, Want
+from hybridkv_ref.decoder_store import Key, Store, copy_object
+from hybridkv_ref.errors import InputError
+from hybridkv_ref.exact_start import replay
+from hybridkv_ref.recovery import Contents, Group, Read
+
+
+def _end(read: Read) -> int:
+    return read.hi
+
+
+class Session:
+    """A request over ``tokens`` (its prompt), which may reuse and publish objects of ``store``.
+
+    ``hit``: what was reused.  ``position``: tokens committed.  ``exact_from``: logits from here on equal those of a run
+    from scratch (None: never, the grade is bounded).
+    """
+
+    def __init__(
+        self, planner: Planner, store: Store, tokens: Sequence[int], want: Want | None = None, keep_every: int = 1
+    ) -> None:
+        self.planner, self.store, self.want, self.keep_every = planner, store, want or Want(), keep_every
+        self.tokens = tuple(tokens)
+        while True:  # an object that was found may have gone before it was read
+            self.match: Match = planner.find(store, self.tokens, self.want)
+            self.state = store.running()
+            if planner.restore(store, self.match, self.state):
+                break
+        self.hit = self.match.hit
+        self.position = self.pending = self.hit.r
+        self.grade = self._grade()
+        self._valid = self._valid_from()
+
+    @property
+    def exact_from(self) -> int | None:
+        """Where logits begin to equal those from scratch; None after a bounded start."""
+        if self.hit.grade == "bounded":
+            return None
+        if self.want.mode == "zero-exact" and self.hit.r:
+            return min(self.match.matched, len(self.tokens) - 1)
+        return self.hit.r
+
+    def _grade(self) -> str:
+        return self.hit.grade
+
+    def _valid_from(self) -> dict[tuple[int, str], int]:
+        """Per layer and group, the first position whose rows are exact (restored ones included)."""
+        start = self.hit.r
+        rows_from = dict.fromkeys(range(len(self.planner.stack)), start)
+        if self.want.mode == "zero-exact" and start:
+            rows_from = self._exact_rows(start)
+        read = {(item.layer, r.group): r.lo for r in self.hit.reads for item in self.planner.objects[r.group]}
+        valid = {}
+        for item in self.planner.decoder.stored:
+            at = item.layer, item.group
+            valid[at] = read.get(at, rows_from[item.layer])
+            if item.shape == "state" and rows_from[item.layer] > start:
+                taken = min(
+                    (r for r in self.hit.reads if r.group == item.group and r.hi >= rows_from[item.layer]), key=_end
+                )
+                self.state.begin_at(item.layer, taken.hi)
+                valid[at] = taken.lo
+            elif item.shape == "window":
+                self.state.begin_at(item.layer, read.get(at, start))
+        return valid
+
+    def _exact_rows(self, start: int) -> dict[int, int]:
+        ends: dict[str, set[int]] = {}
+        for _, name, number in self.match.refs:
+            if self.planner.groups[name].exact:
+                ends.setdefault(name, set()).add(number)
+        contents = {name: Contents(ends=frozenset(found)) for name, found in ends.items()}
+        return dict(enumerate(replay(self.planner.stack, start, contents).rows_from))
+
+    # ---- Computing ----
+
+    def prefill(self, count: int) -> Tensor:
+        """Logits [n, vocab] of the next ``count`` tokens of the prompt, which are committed."""
+        logits = self.compute(self.tokens[self.position : self.position + count])
+        self.commit(len(logits))
+        return logits
+
+    def compute(self, tokens: Sequence[int], padding: int = 0) -> Tensor:
+        """Logits [n, vocab] of ``tokens`` after the committed position, drafts perhaps: nothing is committed yet."""
+        decoder = self.planner.decoder
+        logits = decoder.forward(tokens, self.position, self.hit.frontier, self.state, padding)
+        self.tokens = (*self.tokens[: self.position], *tokens, *self.tokens[self.position + len(tokens) :])
+        self.pending = self.position + len(tokens)
+        return logits
+
+    def commit(self, accepted: int) -> None:
+        """Keeps the first ``accepted`` tokens of the last step, publishes what they complete; the rest is rejected."""
+        if not 0 <= accepted <= self.pending - self.position:
+            raise InputError(f"session:accepted: {accepted} of {self.pending - self.position} computed tokens")
+        before, self.position = self.position, self.position + accepted
+        for group in self.planner.groups.values():
+            self._publish(group, before, self._publishable())
+        self.state.slide(self.position)
+
+    # ---- Publishing ----
+
+    def _publishable(self) -> int:
+        """The end of what may be published: nothing past the committed position."""
+        return self.position
+
+    def _exact(self, item: Stored, first: int) -> bool:
+        """Whether the layer's rows are exact from position ``first`` on."""
+        return first >= self._valid[item.layer, item.group]
+
+    def _publish(self, group: Group, before: int, after: int) -> None:
+        ends = range(before + 1, after + 1)
+        numbers = [end if group.exact else end // group.unit - 1 for end in ends if end % self._step_of(group) == 0]
+        for number in numbers:
+            first = self.planner.first_row(group, number)
+            end = number if group.exact else (number + 1) * group.unit
+            if first >= end:
+                continue  # nothing is needed there
+            key = self.planner.key(self.tokens[:end], self.grade)
+            for item in self.planner.objects[group.name]:
+                if self._exact(item, first):
+                    self._write(item, key, first // item.ratio, (end - first) // item.ratio)
+
+    def _step_of(self, group: Group) -> int:
+        return self.keep_every if group.exact else group.unit
+
+    def _write(self, item: Stored, key: Key, first: int, count: int) -> None:
+        """Begins an object, copies its rows, and only then lets it be found."""
+        ref = self.store.begin(item.layer, item.group, key, self.planner.descriptors[item.layer, item.group])
+        if ref is None:
+            return
+        target = self.store.rows(ref)
+        if target is not None:
+            copy_object(self.state.rows(item.layer, item.group), first, target, 0, count)
+            self.store.finish(ref)

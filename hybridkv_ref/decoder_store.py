@@ -1,0 +1,202 @@
+"""The cached objects that requests share: found by what they were computed from, read by generation.
+
+A block of rows, a tail or a snapshot is one *object* of one layer.  Its key says what its values depend on: the
+weights, the grade and every token up to its end.  Its slot has a generation that moves whenever the slot is given to
+another object, and its writer's descriptor.  An object is found only when its bytes are complete.  Slot 0 is the null
+slot.
+
+``Store`` is what a session asks of it; ``MemoryStore`` is the plain form, with byte arenas, a host tier and the least
+recently used object as the one that goes.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import msgspec
+import torch
+
+from hybridkv_ref.decoder import Decoder
+from hybridkv_ref.decoder_geometry import Descriptor, Stored
+from hybridkv_ref.decoder_state import POISON, Rows, RunningState, copy_rows, poisoned
+
+
+class Key(NamedTuple):
+    """What an object's values depend on.  ``tokens``: all from position 0 to the object's end."""
+
+    model: str
+    grade: str
+    tokens: tuple[int, ...]
+
+
+class Ref(NamedTuple):
+    """One object as it was found: its slot, and the generation that the slot had."""
+
+    layer: int
+    group: str
+    slot: int
+    generation: int
+
+
+class Store(Protocol):
+    """What a session asks of memory: a state to run in, and the objects that are shared."""
+
+    def running(self) -> RunningState:
+        """An empty state for one request."""
+
+    def find(self, layer: int, group: str, key: Key, reader: Descriptor) -> Ref | None:
+        """The complete object of this key that the reader can read; None if there is none."""
+
+    def rows(self, ref: Ref) -> Rows | None:
+        """The object's rows; None if its slot holds another object by now."""
+
+    def begin(self, layer: int, group: str, key: Key, writer: Descriptor) -> Ref | None:
+        """A slot for a new object, which nobody finds yet; None if there is one already, or no room."""
+
+    def finish(self, ref: Ref) -> None:
+        """The object's bytes are complete: it can be found."""
+
+
+@dataclass
+class Slot:
+    """One object's place.  ``used``: the store's clock when it was last found or written."""
+
+    generation: int = 0
+    key: Key | None = None
+    writer: Descriptor | None = None
+    ready: bool = False
+    used: int = 0
+
+
+@dataclass
+class _Pool:
+    item: Stored
+    rows: int
+    arena: torch.Tensor
+    slots: list[Slot] = field(default_factory=list)
+    by_key: dict[Key, int] = field(default_factory=dict)
+    host: dict[Key, tuple[torch.Tensor, Descriptor]] = field(default_factory=dict)
+
+
+class MemoryStore:
+    """Byte arenas, one per layer and group, of ``capacity`` objects each (a group that ``capacities`` names: its own).
+
+    ``spill``: an object that has to go for another one goes to the host.
+    """
+
+    def __init__(
+        self, decoder: Decoder, capacity: int, capacities: Mapping[str, int] | None = None, spill: bool = False
+    ) -> None:
+        self._decoder, self._clock, self._spill = decoder, 0, spill
+        self._pools: dict[tuple[int, str], _Pool] = {}
+        for item in decoder.stored:
+            count = (capacities or {}).get(item.group, capacity)
+            rows = item.keep if item.shape in ("ring", "state") else item.page.entries
+            page = item.page.layout.page(rows, dim=None if isinstance(item.page.layout.dim, int) else item.dim)
+            sized = msgspec.structs.replace(item, page=page)
+            slots = [Slot() for _ in range(count + 1)]
+            self._pools[item.layer, item.group] = _Pool(sized, rows, poisoned(page, count + 1), slots)
+
+    def running(self) -> RunningState:
+        """An empty state for one request."""
+        return self._decoder.state()
+
+    def find(self, layer: int, group: str, key: Key, reader: Descriptor) -> Ref | None:
+        """The complete object of this key that the reader can read; None if there is none."""
+        pool = self._pools[layer, group]
+        number = pool.by_key.get(key)
+        if number is None:
+            return None
+        slot = pool.slots[number]
+        if not self._complete(slot) or slot.writer is None or not self._agree(reader, slot.writer):
+            return None
+        self._touch(slot)
+        return Ref(layer, group, number, slot.generation)
+
+    def rows(self, ref: Ref) -> Rows | None:
+        """The object's rows; None if its slot holds another object by now."""
+        pool = self._pools[ref.layer, ref.group]
+        if not self._same_generation(pool.slots[ref.slot], ref):
+            return None
+        return Rows(pool.arena, pool.item.page, torch.tensor([[ref.slot]], dtype=torch.int32))
+
+    def begin(self, layer: int, group: str, key: Key, writer: Descriptor) -> Ref | None:
+        """A slot for a new object; the least recently used one goes if there is no free one."""
+        pool = self._pools[layer, group]
+        if key in pool.by_key:
+            return None
+        free = [number for number, slot in enumerate(pool.slots) if number and slot.key is None]
+        if not free:
+            quiet = [number for number, slot in enumerate(pool.slots) if number and slot.ready]
+            if not quiet:
+                return None
+            free = [min(quiet, key=lambda number: pool.slots[number].used)]
+            self._evict(pool, free[0], self._spill)
+        slot = pool.slots[free[0]]
+        slot.key, slot.writer, slot.ready = key, writer, False
+        slot.generation += 1
+        pool.by_key[key] = free[0]
+        self._touch(slot)
+        return Ref(layer, group, free[0], slot.generation)
+
+    def finish(self, ref: Ref) -> None:
+        """The object's bytes are complete: it can be found."""
+        self._pools[ref.layer, ref.group].slots[ref.slot].ready = True
+
+    def objects(self) -> Iterator[tuple[int, str, Key]]:
+        """Every complete object on the device: layer, group, key; in the order in which they came."""
+        for (layer, group), pool in self._pools.items():
+            yield from ((layer, group, key) for key, number in pool.by_key.items() if pool.slots[number].ready)
+
+    def evict(self, layer: int, group: str, key: Key, spill: bool = False) -> None:
+        """Frees an object's slot; ``spill``: its bytes and its writer's descriptor go to the host first."""
+        pool = self._pools[layer, group]
+        self._evict(pool, pool.by_key[key], spill)
+
+    def restore(self, layer: int, group: str, key: Key) -> bool:
+        """Brings an object back from the host; False if it is not there, or the device has it or no room for it."""
+        pool = self._pools[layer, group]
+        if key not in pool.host:
+            return False
+        stored, writer = pool.host[key]
+        ref = self.begin(layer, group, key, writer)
+        if ref is None:
+            return False
+        pool.arena[ref.slot] = stored
+        self.finish(ref)
+        return True
+
+    def spilled(self) -> list[tuple[int, str, Key]]:
+        """What the host holds: layer, group, key."""
+        return [(layer, group, key) for (layer, group), pool in self._pools.items() for key in pool.host]
+
+    @staticmethod
+    def _evict(pool: _Pool, number: int, spill: bool) -> None:
+        slot = pool.slots[number]
+        if slot.key is not None:
+            if spill and slot.writer is not None:
+                pool.host[slot.key] = (pool.arena[number].clone(), slot.writer)
+            del pool.by_key[slot.key]
+        slot.key, slot.writer, slot.ready = None, None, False
+        slot.generation += 1
+        pool.arena[number] = POISON
+
+    def _touch(self, slot: Slot) -> None:
+        self._clock += 1
+        slot.used = self._clock
+
+    # What a find or a read is refused for: one rule each, so that a test can do without any one of them.
+
+    def _complete(self, slot: Slot) -> bool:
+        return slot.ready
+
+    def _agree(self, reader: Descriptor, writer: Descriptor) -> bool:
+        return reader == writer
+
+    def _same_generation(self, slot: Slot, ref: Ref) -> bool:
+        return slot.generation == ref.generation
+
+
+def copy_object(source: Rows, first: int, target: Rows, target_first: int, count: int) -> None:
+    """Moves ``count`` rows from row ``first`` of one object to row ``target_first`` of another."""
+    copy_rows(source, range(first, first + count), target, range(target_first, target_first + count))
