@@ -15,8 +15,10 @@ Every one of these only adds behaviour, so what Spacer proves holds.  A goal tha
 variables of its own kind, and is proved with no other slice, is *not expressible* here: no opinion, and no failure.
 """
 
+import os
 import time
 from collections.abc import Iterator, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import z3
@@ -26,7 +28,6 @@ from hybridkv_ref.model_checks.obligations import Search
 from hybridkv_ref.model_checks.smt import constant, in_range, literal, term
 from hybridkv_ref.tables import CLASS_OF, Event, Property, Tables, Var
 
-z3.set_param("verbose", -1)  # else the bounded engine says on standard error that it is slow
 SLICE_EFFORT = 2_000_000  # in the solver's own units, the same on every machine; one million takes about a second
 LAST_EFFORT = 40_000_000
 Key = tuple[str, str]  # (kind, variable); kind is 'global' or 'const' for those
@@ -217,13 +218,27 @@ def solve(tables: Tables, goal: Property, kept: frozenset[Key], effort: int) -> 
     return plain if plain != "unknown" else Encoding(tables, goal, kept, effort, guided=True).solve()
 
 
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without standard error: there the bounded engine says, each time and whatever its options, that it is slow."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
 def opinion(tables: Tables, goal: Property) -> Search:
     """Spacer's opinion on one goal: ``holds``; ``not expressible`` (no opinion, with the reason); else ``unknown``."""
     begun, every, verdict = time.perf_counter(), list(slices(tables, goal)), "unknown"
     for number, kept in enumerate(every):
         last = number == len(every) - 1
         # Bounded search proves nothing, but where there is a counterexample it finds it much sooner.
-        verdict = Encoding(tables, goal, kept, SLICE_EFFORT, engine="bmc").solve() if last else "unknown"
+        with _silent():
+            verdict = Encoding(tables, goal, kept, SLICE_EFFORT, engine="bmc").solve() if last else "unknown"
         if verdict != "refuted":
             verdict = solve(tables, goal, kept, LAST_EFFORT if last else SLICE_EFFORT)
         if verdict == "proved":
