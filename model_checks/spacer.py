@@ -238,7 +238,7 @@ def opinion(tables: Tables, goal: Property) -> Search:
         last = number == len(every) - 1
         # Bounded search proves nothing, but where there is a counterexample it finds it much sooner.
         with _silent():
-            verdict = Encoding(tables, goal, kept, SLICE_EFFORT, engine="bmc").solve() if last else "unknown"
+            verdict = Encoding(tables, goal, kept, LAST_EFFORT, engine="bmc").solve() if last else "unknown"
         if verdict != "refuted":
             verdict = solve(tables, goal, kept, LAST_EFFORT if last else SLICE_EFFORT)
         if verdict == "proved":
