@@ -48,7 +48,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "geometry": ("layouts", "models"),
     "traces": ("request_traces", "workloads"),
-    "machines": ("machine", "row_faults", "row_traces"),
+    "machines": ("machine", "lanes", "row_faults", "row_traces"),
     "model_checks": (
         "model_checks",
         "model_checks.agreement",
@@ -85,7 +85,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "model_checks.vector",
         "model_checks.witnesses",
     ),
-    "recovery": ("recovery", "exact_start"),
+    "recovery": ("recovery", "exact_start", "fast_hit", "policy"),
     "kernels": (
         "kernels",
         "kernels._bits",
@@ -106,7 +106,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "kernels.topk_select",
     ),
     "simulation": (
-        "policy",
         "sim_cache",
         "sim_drain",
         "sim_machine",
