@@ -132,9 +132,13 @@ class Finder:
         length: int,
         alignment: int | None = None,
         replay: int = 0,
+        known: int | None = None,
     ) -> Hit:
-        """As ``recovery.longest_hit`` on ``visible(contents, matched)``; InputError likewise."""
-        contents = self.visible(contents, matched)
+        """As ``recovery.longest_hit`` on ``visible(contents, matched)``; InputError likewise.
+
+        ``known``: tokens that the index knows, where a hit may use only ``matched`` of them.
+        """
+        contents = self.visible(contents, matched if known is None else known)
         candidates = candidate_frontiers(self.groups, contents, matched, length, alignment)
         if replay < 0:
             raise InputError(f"longest_hit: replay: expected at least 0 tokens, got {replay}")
