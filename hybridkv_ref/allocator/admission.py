@@ -73,13 +73,10 @@ def peak(group: GroupGeometry, length: int, start: int = 0, frontier: int = 0) -
     pinned = sum(group.size(*span) for span in held(group, start, frontier))
     if group.exact:
         return pinned + sum(group.size(*group.extent(cut)) for cut in snapshots(group, length, frontier))
-    unit, most = group.unit, 0
-    last = length // unit * unit
-    for at, cut in ((last - unit, last), (last, length)):  # the last whole unit, and what is left after it
-        if cut > max(at, frontier):
-            before = at - max(frontier, keeps_from(group, at))
-            most = max(most, before // unit * group.size(0, unit) + group.size(*group.extent(cut)))
-    return pinned + most
+    unit = group.unit
+    at = (length - 1) // unit * unit  # where the last unit begins, which is taken whole
+    before = max(0, at - max(frontier, keeps_from(group, at)))
+    return pinned + (before // unit + (1 if length > frontier else 0)) * group.size(0, unit)
 
 
 def demand(geometry: Geometry, length: int, start: int = 0, frontier: int = 0) -> dict[str, int]:

@@ -42,6 +42,7 @@ from hybridkv_ref.allocator.writer import Fill, Writer
 from hybridkv_ref.compile_py import attribute
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.fast_hit import Finder, Tier, plan_hit
+from hybridkv_ref.lanes import DEVICE
 from hybridkv_ref.loader import load_tables
 from hybridkv_ref.machine import Refused
 from hybridkv_ref.paths import SPEC_DIR
@@ -94,6 +95,7 @@ class HeterogeneousAllocator:
         if device_bytes < 1 or max_tokens < 1:
             raise InputError(f"allocator:device_bytes: expected at least 1, got {device_bytes} ({max_tokens} tokens)")
         self.geometry, self.max_tokens, self.device_bytes = geometry, max_tokens, device_bytes
+        self.first_bytes = device_bytes
         tables = tables or load_tables(spec)
         self.caps = {g.kind: (kind_bytes or {}).get(g.kind, device_bytes) for g in geometry.groups}
         chosen = dict(media) if media is not None else _media(host_bytes, store)
@@ -169,11 +171,11 @@ class HeterogeneousAllocator:
 
     def finish(self, request: Request) -> None:
         """The request is complete: what it read is released, what it wrote stays cached and is spilled if so asked."""
-        wrote = [lease.segment for lease in request.kept]
         self.requests.finish(request)
         if self.tiers.media:
-            for segment in wrote:
-                if self.geometry.policy.kinds[segment.kind].spill and segment.stored is None:
+            for segment, generation in request.wrote:
+                spills = self.geometry.policy.kinds[segment.kind].spill and segment.stored is None
+                if spills and segment.key is not None and segment.generation == generation:
                     self.tiers.spill([segment])
 
     def abort(self, request: Request) -> None:
@@ -326,6 +328,23 @@ class HeterogeneousAllocator:
     def graph_row(self, graph: Any, row: str, **inputs: int | bool) -> None:
         """A row of a captured graph; Refused where its topology has moved on."""
         self.ledger.fire(self.ledger.lanes[0], self.ledger.event_id("graph", row), graph, **inputs)
+
+    def limit(self, device_bytes: int) -> None:
+        """Another cap of the device, at most that of the start: what no longer fits is evicted first.
+
+        InputError if what is held does not fit; then nothing has changed but what was evicted.
+        """
+        if not 1 <= device_bytes <= self.first_bytes:
+            raise InputError(f"limit:device_bytes: expected 1 to {self.first_bytes}, got {device_bytes}")
+        pool = self.ledger.pool
+        while pool.gpu_used + pool.gpu_reserved > device_bytes and self.evictor.make_room(DEVICE, None):
+            pass
+        with self.ledger.lock:
+            if pool.gpu_used + pool.gpu_reserved > device_bytes:
+                held = f"{pool.gpu_used} bytes are held, {pool.gpu_reserved} promised"
+                raise InputError(f"limit:device_bytes: {device_bytes} is too little, {held}")
+            self.ledger.change({"GPU_CAP": device_bytes})
+            self.device_bytes = device_bytes
 
     # -- the end -------------------------------------------------------------------------------------------------------
     def drain(self) -> None:

@@ -52,16 +52,17 @@ class Evictor:
                 self.leave(segment)
                 self.enter(segment)
 
-    def make_room(self, reason: str, group: GroupGeometry) -> bool:
+    def make_room(self, reason: str, group: GroupGeometry | None) -> bool:
         """Evicts one segment for one of this group, of the kind whose cap was reached or of any on the device.
 
-        ``reason`` is as in ``lanes.pressure``; False where nothing is asked for or nothing may go.
+        ``reason`` is as in ``lanes.pressure``; without a group, anything may go.  False where nothing is asked for or
+        nothing may go.
         """
         if not reason:
             return False
-        own = self.policy.kinds[group.kind].evict
+        own = None if group is None else self.policy.kinds[group.kind].evict
         for rank, queue in self.queues.items():
-            if rank > own:
+            if own is not None and rank > own:
                 break
             with self.ledger.lock:
                 candidates = [s for s in queue if reason in (DEVICE, s.kind) and s.entity.pins == 0]

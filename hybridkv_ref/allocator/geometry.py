@@ -149,12 +149,13 @@ def build(
     segment_tokens: int | None = None,
     dtypes: Dtypes | None = None,
     pages: Mapping[str, Page] | None = None,
+    policy: Policy | None = None,
     spec: Path = SPEC_DIR,
 ) -> Geometry:
     """The geometry of a model.
 
     ``segment_tokens`` is the grid's unit (default: the least that every group and the alignment divide); ``pages`` gives
-    a group another page than the model's sizes say.  InputError for a unit that does not fit, an unknown group, a page
+    a group another page than the model's sizes say; ``policy`` stands in for the file of ``spec``.  InputError for a unit that does not fit, an unknown group, a page
     of another size than the group's block.
     """
     formats = dtypes or model.default_dtypes
@@ -167,7 +168,7 @@ def build(
     for name in pages or {}:
         model.group(name)
     exact = {kind: need.exact for kind, need in entries(spec)[1].items()}
-    policy = load_policy(exact, spec)
+    policy = policy or load_policy(exact, spec)
     made = []
     for index, group in enumerate(model.groups):
         page = (pages or {}).get(group.name) or default_page(group, formats)

@@ -28,6 +28,9 @@ class Observer(Protocol):
     def after(self, event_id: str, lane: int, entities: Sequence[Entity], inputs: Mapping[str, int | str]) -> None:
         """A row has fired; called under the lock."""
 
+    def limits(self, constants: Mapping[int, Mapping[str, int]]) -> None:
+        """The lanes' constants are others from now on."""
+
 
 @dataclass(eq=False, slots=True)
 class Lane:
@@ -81,6 +84,15 @@ class Ledger:
                 self.ids[next(iter(mine), event.id.partition(".")[0]), event.row] = event.id
             for kind in kinds:  # handoffs between kinds that are not the store: named by both
                 self.ids.setdefault((f"{event.kinds.get('src', kind)}>{event.kinds.get('dst', kind)}", event.row), event.id)
+
+    def change(self, constants: Mapping[str, int]) -> None:
+        """Other values for some constants from now on; the caller has seen to it that the state fits them."""
+        with self.lock:
+            for lane in self.lanes:
+                lane.constants = {**lane.constants, **constants}
+                lane.world.machine = _machine(self.tables, tuple(sorted(lane.constants.items())))
+            if self.observer is not None:
+                self.observer.limits({lane.index: lane.constants for lane in self.lanes})
 
     def maker(self, lane: Lane, cls: str, kind: str = "", **rigid: int | str) -> Callable[[], Any]:
         """Makes entities of a class in their first stage, and remembers them."""

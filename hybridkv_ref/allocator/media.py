@@ -193,15 +193,31 @@ class Files:
 
     def objects(self) -> Iterator[tuple[str, Description]]:
         """Every whole file with its description; deletes what was being written when a process died."""
-        for path in sorted(self.fs.ls(self.root, detail=False)):
-            base = path.rsplit("/", 1)[-1]
-            if base.startswith(TEMPORARY):
-                with contextlib.suppress(OSError):
-                    self.fs.rm_file(path)
-            elif base.endswith(SUFFIX):
+        for path in self.unfinished():
+            with contextlib.suppress(OSError):
+                self.fs.rm_file(path)
+        return self.objects_now()
+
+    def objects_now(self) -> Iterator[tuple[str, Description]]:
+        """Every whole file with its description."""
+        for path in self.listed():
+            if path.endswith(SUFFIX) and not self.is_temporary(path):
                 about = self.describe(path)
                 if about is not None:
-                    yield base.removesuffix(SUFFIX), about
+                    yield path.rsplit("/", 1)[-1].removesuffix(SUFFIX), about
+
+    def unfinished(self) -> list[str]:
+        """Files under a temporary name."""
+        return [path for path in self.listed() if self.is_temporary(path)]
+
+    def listed(self) -> list[str]:
+        """Every file of the folder."""
+        return sorted(self.fs.ls(self.root, detail=False, refresh=True))
+
+    @staticmethod
+    def is_temporary(path: str) -> bool:
+        """Whether a file is being written, or was when its process died."""
+        return path.rsplit("/", 1)[-1].startswith(TEMPORARY)
 
     def remember(self, values: Mapping[str, int]) -> None:
         """Keeps the counters that outlive a process; MediumError if they cannot be written."""

@@ -146,10 +146,13 @@ class Tiers:
         entity, medium = opened
         copies: list[tuple[CacheSegment, Any]] = []
         try:
-            for segment in segments:
+            for segment, key, span in zip(segments, keys, spans, strict=True):
                 copy = self.book.new_copy(segment.entity, entity)
                 self.hand(group, "spill_begin", segment.entity, entity, copy, segment)
                 copies.append((segment, copy))
+                # From here on the source is held; before, it may have been evicted and written anew.
+                if segment.key != key or segment.token_range != span:
+                    raise MediumError(f"{segment!r}: is of another prefix by now")
             parts = [on_host(self.book.read_blocks(segment)) for segment in segments]
             name = f"{keys[0].hex()}-{group.name}-{uuid.uuid4().hex[:12]}"
             self.media[medium].write(name, parts, self.describe(entity, group, keys, spans, len(parts)))

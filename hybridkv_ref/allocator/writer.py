@@ -101,6 +101,7 @@ class Writer:
         self.book.fire_lease(lease, "commit")
         request.writing.remove(lease)
         request.kept.append(lease)
+        request.wrote.append((segment, segment.generation))
 
     def give_up(self, segment: CacheSegment, request: Request) -> None:
         """What is half written is freed."""
@@ -126,38 +127,58 @@ class Writer:
     def extend(self, request: Request, upto: int, fill: Fill | None = None) -> list[CacheSegment]:
         """Computes on to ``upto``, at most to the end of the grid unit: every group is written, or none.
 
-        What later positions do not need is let go of.  Refused, with nothing left behind, if memory cannot be had.
+        At the end of the unit its segments are committed, and what later positions do not need is let go of.  Gives the
+        segments that were written.  Refused, with nothing left behind, if memory cannot be had.
         """
         unit = self.book.geometry.unit
         begin = request.position
-        end = begin // unit * unit + unit
-        if not begin < upto <= end or (begin % unit and request.wrote):
-            raise InputError(f"extend:upto: expected more than {begin} and at most {end}, from a grid position, got {upto}")
+        first = begin // unit * unit
+        if not begin < upto <= first + unit:
+            raise InputError(f"extend:upto: expected more than {begin} and at most {first + unit}, got {upto}")
         if upto > request.accepted:
             self.ledger.step(request.records, "confirm", lambda lane: {"to": upto})
             request.accepted = upto
-        key = request.keys[upto // unit - 1] if upto % unit == 0 and upto // unit <= len(request.keys) else None
+        whole = upto == first + unit
+        key = request.keys[first // unit] if first // unit < len(request.keys) else None
+        written = {lease.segment.group.index: lease.segment for lease in request.writing}
         made: list[CacheSegment] = []
         try:
             for group in self.book.geometry.groups:
-                lo, hi = group.extent(upto)
-                wanted = not group.exact or upto in snapshots(group, max(request.length, upto), begin)
-                if group.exact and group.every:
-                    wanted = upto % unit == 0
-                if wanted and group.rows(lo, hi):
-                    made.append(self.allocate((lo, hi), group, request, key=key))
-            for segment in made:
-                lo, hi = segment.group.extent(upto)
-                self.append(segment, request, hi - lo, None if fill is None else fill(segment, lo, hi))
-            for segment in made:
-                self.commit(segment, request)
+                if group.index in written or (group.exact and not (whole and self.snapshot(group, request, upto))):
+                    continue
+                span = group.extent(upto) if group.exact else (first, first + unit)
+                if group.rows(*span):
+                    made.append(self.allocate(span, group, request, key=key))
         except BaseException:
-            for lease in [lease for lease in request.writing if lease.segment in made]:
-                self.give_up(lease.segment, request)
+            for segment in made:
+                self.give_up(segment, request)
             raise
+        written |= {segment.group.index: segment for segment in made}
+        for segment in written.values():
+            end, hi = segment.token_range[1], segment.group.extent(upto)[1]
+            if hi > end:
+                self.append(segment, request, hi - end, None if fill is None else fill(segment, end, hi))
         request.position = upto
+        if whole:
+            for segment in written.values():
+                self.accept(segment, request)
+                self.commit(segment, request)
+            self.let_go_before(request, upto)
+        return list(written.values())
+
+    @staticmethod
+    def snapshot(group: GroupGeometry, request: Request, upto: int) -> bool:
+        """Whether a group that resumes at exact positions is written at this one."""
+        return group.every or upto in snapshots(group, max(request.length, upto), upto - 1)
+
+    def accept(self, segment: CacheSegment, request: Request) -> None:
+        """The tokens of a segment are no drafts any more."""
+        if segment.entity.committed < segment.entity.end:
+            self.book.fire_lease(self.lease_of(segment, request), "accept_tokens", to=segment.entity.end)
+
+    def let_go_before(self, request: Request, position: int) -> None:
+        """Lets go of what computing on from a grid position does not need; it stays cached."""
         for lease in list(request.kept):
             group, hi = lease.segment.group, lease.segment.token_range[1]
-            if (group.exact and hi < upto) or hi <= keeps_from(group, upto):
+            if (group.exact and hi < position) or hi <= keeps_from(group, position):
                 self.let_go(lease)
-        return made

@@ -1,0 +1,230 @@
+"""The allocator beside the tables: what memory and files say is what the tables say, after every step.
+
+``Shadow`` fires each row a second time, in a machine of its own over the pristine tables: a change that no row made, or a
+row that the tables refuse, is found at once.  ``abstraction`` reads arenas, block tables and files without asking the
+allocator's books for any count; ``differences`` compares it with the table state.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hybridkv_ref.allocator.allocator import HeterogeneousAllocator
+from hybridkv_ref.allocator.arena import NULL_SLOT, POISON
+from hybridkv_ref.allocator.media import TEMPORARY, Files
+from hybridkv_ref.compile_py import attribute
+from hybridkv_ref.machine import Entity, Machine, Refused, World
+from hybridkv_ref.tables import CLASS_OF, HANDOFFS, ROLES, Property, Tables
+
+State = dict[tuple[str, str], Any]
+
+
+class Shadow:
+    """An observer that fires every row again beside the allocator; ``faults`` lists what differed."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self.worlds: dict[int, World] = {}
+        self.twins: dict[int, Any] = {}
+        self.lanes: list[Any] = []
+        self.faults: list[str] = []
+        self.rows = 0
+        self.counts: dict[str, int] = {}
+
+    def attach(self, lanes: Sequence[Any], made: Sequence[Any]) -> None:
+        """Begins beside an allocator: its lanes, and the entities that it has already."""
+        self.lanes = list(lanes)
+        pool: Any = None
+        for lane in lanes:
+            world = World(Machine(self.tables, lane.constants))
+            pool = world.pool if pool is None else pool
+            world.pool = pool
+            self.worlds[lane.index] = world
+        for name in self.tables.globals:  # what an earlier process left: the state after a crash is given
+            setattr(pool, attribute(name), getattr(lanes[0].world.pool, attribute(name)))
+        for entity in made:
+            twin = self.twin(self.worlds[0], entity)
+            for name in self.tables.vars_of(entity.cls, entity.kind):
+                setattr(twin, attribute(name), getattr(entity, attribute(name)))
+
+    def limits(self, constants: Mapping[int, Mapping[str, int]]) -> None:
+        """The caps have changed."""
+        for index, world in self.worlds.items():
+            world.machine = Machine(self.tables, constants[index])
+
+    def before(self, event_id: str) -> None:
+        """Nothing: only what has fired counts."""
+
+    def after(self, event_id: str, lane: int, entities: Sequence[Entity], inputs: Mapping[str, int | str]) -> None:
+        """Fires the row on the twins and compares every variable of them and of the pool."""
+        if not self.worlds:
+            return
+        world = self.worlds[lane]
+        twins = [self.twin(world, entity) for entity in entities]
+        for entity, twin in zip(entities, twins, strict=True):
+            twin.refs = {role: self.twin(world, target) for role, target in entity.refs.items()}
+        try:
+            world.fire(event_id, *twins, **inputs)
+        except Refused as refused:
+            self.faults.append(f"{event_id}: fired, but {refused}")
+            return
+        self.rows += 1
+        self.counts[event_id] = self.counts.get(event_id, 0) + 1
+        for entity, twin in zip(entities, twins, strict=True):
+            for name in self.tables.vars_of(entity.cls, entity.kind):
+                mine, theirs = getattr(entity, attribute(name)), getattr(twin, attribute(name))
+                if mine != theirs:
+                    self.faults.append(f"{event_id}: {entity.name}.{name} is {mine}, the tables say {theirs}")
+        pool = self.lanes[lane].world.pool
+        for name in self.tables.globals:
+            mine, theirs = getattr(pool, attribute(name)), getattr(world.pool, attribute(name))
+            if mine != theirs:
+                self.faults.append(f"{event_id}: {name} is {mine}, the tables say {theirs}")
+
+    def twin(self, world: World, entity: Entity) -> Any:
+        """The entity's twin; what is rigid is taken over, since it is set while the entity is at rest."""
+        variables = self.tables.vars_of(entity.cls, entity.kind)
+        twin = self.twins.get(id(entity))
+        if twin is None:
+            twin = world.add(entity.cls, entity.kind)
+            world.entities.clear()
+            self.twins[id(entity)] = twin
+        for name, var in variables.items():
+            if var.rigid:
+                setattr(twin, attribute(name), getattr(entity, attribute(name)))
+        return twin
+
+
+def occupied(allocator: HeterogeneousAllocator) -> dict[str, set[int]]:
+    """Per layout, the slots whose bytes are not all poison, the null slot left out."""
+    found = {}
+    for page, arena in allocator.book.arenas.items():
+        free = (arena.bytes == POISON).all(dim=1).cpu().numpy()
+        found[f"{page.layout.id}/{page.entries}/{page.stride}/{page.dim}"] = set(np.flatnonzero(~free).tolist()) - {NULL_SLOT}
+    return found
+
+
+def abstraction(allocator: HeterogeneousAllocator) -> State:
+    """The pool's sums as memory, block tables and files show them."""
+    tables, state = allocator.ledger.tables, {}
+    used: dict[str, int] = {kind: 0 for kind in tables.kinds}
+    for segment in allocator.book.segments:
+        if segment.slots is not None:
+            used[segment.kind] += segment.slots.size * segment.group.page.stride
+    state["", "gpu_used"] = sum(used.values())
+    for group in allocator.geometry.groups:
+        state["", f"{group.kind}.used"] = used[group.kind]
+    slots = occupied(allocator)
+    stride = {f"{p.layout.id}/{p.entries}/{p.stride}/{p.dim}": p.stride for p in allocator.book.arenas}
+    state["arenas", "bytes"] = sum(len(members) * stride[name] for name, members in slots.items())
+    for name, medium in allocator.tiers.media.items():
+        amount = sum(int(about["kept.mem"]) for _, about in medium.objects_now()) if isinstance(medium, Files) else None
+        if amount is not None:
+            state["files", name] = amount
+    return state
+
+
+def differences(allocator: HeterogeneousAllocator) -> list[str]:
+    """Every way in which memory, files and records differ from the table state; none as it should be."""
+    with allocator.ledger.lock:
+        return [*_memory(allocator), *_sums(allocator), *_invariants(allocator), *_files(allocator)]
+
+
+def _memory(allocator: HeterogeneousAllocator) -> Iterator[str]:
+    found, pool = abstraction(allocator), allocator.ledger.pool
+    for (owner, name), value in found.items():
+        if owner == "" and (kept := getattr(pool, attribute(name))) != value:
+            yield f"{name} is {kept}, block tables hold {value} bytes"
+    if allocator.ledger.pool.gpu_used != found["arenas", "bytes"]:
+        yield f"gpu_used is {allocator.ledger.pool.gpu_used}, {found['arenas', 'bytes']} bytes of the arenas are in use"
+    owners: dict[tuple[int, int], str] = {}
+    for segment in allocator.book.segments:
+        empty = segment.stage in allocator.ledger.sets(segment.kind, "EMPTY")
+        if empty != (segment.slots is None):
+            yield f"{segment!r} holds {'no slots' if segment.slots is None else 'slots'}"
+        for slot in [] if segment.slots is None else segment.slots.reshape(-1).tolist():
+            key = (id(allocator.book.arena(segment.group)), slot)
+            if slot == NULL_SLOT or key in owners:
+                yield f"{segment!r} holds slot {slot}, which is {owners.get(key, 'the null slot')}'s"
+            owners[key] = repr(segment)
+
+
+def _sums(allocator: HeterogeneousAllocator) -> Iterator[str]:
+    tables, ledger = allocator.ledger.tables, allocator.ledger
+    world = ledger.lanes[0].world
+    for name, var in tables.globals.items():
+        if var.sums and getattr(ledger.pool, attribute(name)) != (total := world.recount(var)):
+            yield f"{name} is {getattr(ledger.pool, attribute(name))}, adds up to {total}"
+    for entity in ledger.made:
+        for name, var in tables.vars_of(entity.cls, entity.kind).items():
+            if var.sums and getattr(entity, attribute(name)) != (total := world.recount(var, entity)):
+                yield f"{entity.name}.{name} is {getattr(entity, attribute(name))}, adds up to {total}"
+
+
+def _invariants(allocator: HeterogeneousAllocator) -> Iterator[str]:
+    for prop in allocator.ledger.tables.forms("invariant"):
+        for lane, entities in _subjects(allocator, prop):
+            machine = lane.world.machine
+            roles = machine.roles(prop.expr, prop.scope)
+            by_role = dict(zip(ROLES[prop.scope], entities, strict=True))
+            if not machine.predicate(prop.expr, prop.scope)(lane.world.pool, *(by_role[r] for r in roles)):
+                yield f"{prop.id} does not hold of {', '.join(e.name for e in entities) or 'the pool'}: {prop.text}"
+
+
+def _subjects(allocator: HeterogeneousAllocator, prop: Property) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """(lane, entities) for each choice of entities that a property is stated for."""
+    ledger = allocator.ledger
+    lane_of = {g.index: ledger.lane_of[g.name] for g in allocator.geometry.groups}
+    roles = ROLES[prop.scope]
+    if not roles:
+        yield ledger.lanes[0], ()
+        return
+    records = {id(r): lane for request in allocator.requests.running.values() for lane, r in zip(ledger.lanes, request.records, strict=True)}
+    for entity in ledger.made:
+        last = roles[-1]
+        if entity.cls != CLASS_OF[last]:
+            continue
+        by_role = {last: entity, **entity.refs}
+        if not all(role in by_role for role in roles):
+            continue
+        if any(role in by_role and by_role[role].kind != kind for role, kind in prop.kinds.items()):
+            continue
+        if entity.cls == "request":
+            lane = records.get(id(entity))
+            uses = prop.kinds.get("self", "")
+            if lane is None or (uses and uses not in lane.kinds):
+                continue
+        else:
+            at = next((e.group for r, e in by_role.items() if e.cls == "segment" and e.kind != ledger.store), None)
+            lane = lane_of[at] if at is not None else ledger.lanes[0]
+            if prop.scope in HANDOFFS and entity.stage == ledger.tables.stages[prop.scope][0]:
+                continue
+        yield lane, tuple(by_role[role] for role in roles)
+
+
+def _files(allocator: HeterogeneousAllocator) -> Iterator[str]:
+    for name, medium in allocator.tiers.media.items():
+        if not isinstance(medium, Files):
+            continue
+        mine = {stored.name: stored for stored in allocator.tiers.objects if stored.medium == name}
+        there = dict(medium.objects_now())
+        busy = [e for e in allocator.ledger.made if e.kind == allocator.ledger.store and e.medium == name and e.stage in _writing(allocator)]
+        for stored in mine.values():
+            about = there.pop(stored.name, None)
+            if about is None:
+                if stored.entity.intact:
+                    yield f"{stored.location} is gone, the tables say {stored.stage}"
+                continue
+            for variable in allocator.tiers.survivor.keep:
+                kept, value = about[f"kept.{variable}"], getattr(stored.entity, attribute(variable))
+                if kept != value and variable not in ("keep_until", "intact"):
+                    yield f"{stored.location}: {variable} is {kept} in the file, {value} in the tables"
+        if there and not busy:
+            yield f"files that no object owns: {', '.join(sorted(there))}"
+        if not busy and (torn := medium.unfinished()):
+            yield f"temporary files that nobody writes: {', '.join(torn)} ({TEMPORARY})"
+
+
+def _writing(allocator: HeterogeneousAllocator) -> frozenset[str]:
+    return allocator.ledger.sets(allocator.ledger.store, "FILLING_PARTS") | allocator.ledger.sets(allocator.ledger.store, "EVICTING")

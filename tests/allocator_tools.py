@@ -1,0 +1,134 @@
+"""A small hybrid model with every kind of group, and what the tests of the allocator share."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from hybridkv_ref.allocator import CacheSegment, Geometry, HeterogeneousAllocator, HitLease, Request, build
+from hybridkv_ref.allocator.geometry import GroupGeometry
+from hybridkv_ref.allocator.refinement import Shadow, differences
+from hybridkv_ref.loader import load_tables
+from hybridkv_ref.models import Group, Model
+from hybridkv_ref.policy import Policy, load_policy
+from hybridkv_ref.recovery import entries
+
+UNIT = 8
+
+
+def small_model() -> Model:
+    """Window 6, entries of ratio 4 with indexer and tails, entries of ratio 8, one recurrent layer; a grid of 8 tokens."""
+    entries = {"bf16": 16}
+    groups = (
+        Group(name="window", kind="swa_window", layers=2, window=6, entry_bytes=entries, block_tokens=4),
+        Group(name="csa", kind="compressed_kv", layers=2, ratio=4, entry_bytes=entries, block_tokens=8),
+        Group(
+            name="index", kind="indexer_state", layers=1, ratio=4, dtype_of="index", entry_bytes=entries, block_tokens=8
+        ),
+        Group(name="hca", kind="compressed_kv", layers=1, ratio=8, entry_bytes=entries, block_tokens=8),
+        Group(
+            name="tail", kind="uncompressed_tail", layers=2, feeds="csa", ratio=4, halo=4, row_bytes=32, ring_rows=8,
+            block_tokens=4,
+        ),
+        Group(name="state", kind="recurrent_state", layers=1, state_bytes=48),
+    )  # fmt: skip
+    return Model(
+        name="small", source="made up", confidence="made up", note="", alignment=UNIT, groups=groups
+    )
+
+
+def keep_all() -> Policy:
+    """Durable copies of every kind, snapshots at every position: what lets each prefix come back from a tier."""
+    policy = load_policy({kind: need.exact for kind, need in entries()[1].items()})
+    own = {k: msgspec.structs.replace(p, spill=True, snapshots=p.snapshots and "every") for k, p in policy.kinds.items()}
+    return msgspec.structs.replace(policy, kinds=own)
+
+
+GEOMETRY: Geometry = build(small_model(), policy=keep_all())
+TABLES = load_tables()
+
+
+def prompt(family: str, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Tokens of a family: two families that begin with the same letters share so many grid units."""
+    tokens: list[int] = []
+    for letter in family:
+        tokens += [ord(letter) * 1000 + i for i in range(UNIT)]
+    tokens += [ord(family[-1]) * 1000 + 500 + i for i in range(max(0, length - len(tokens)))]
+    return np.array(tokens[:length], dtype=np.int64)
+
+
+def content(tokens: Any, group: GroupGeometry, lo: int, hi: int) -> Tensor:
+    """What a segment [lo, hi) of a group holds for these tokens: a function of the prefix and of the place."""
+    rows = group.rows(lo, hi)
+    width = sum(place.nbytes * group.page.heads for place in group.page.regions())
+    seed = hashlib.blake2b(np.asarray(tokens[:hi]).tobytes() + group.name.encode(), digest_size=8).digest()
+    generator = np.random.default_rng(int.from_bytes(seed, "little"))
+    return torch.from_numpy(generator.integers(0, 200, (group.layers, rows, width), dtype=np.uint8))
+
+
+def filler(tokens: Any) -> Callable[[CacheSegment, int, int], Tensor]:
+    """Computes the rows of a request's segments."""
+    return lambda segment, lo, hi: content(tokens, segment.group, lo, hi)
+
+
+def make(tmp: Path | None = None, shadow: bool = False, **options: Any) -> HeterogeneousAllocator:
+    """An allocator of the small model; with ``tmp``, a disk tier there."""
+    settings: dict[str, Any] = {"device_bytes": 40_000, "tables": TABLES}
+    if tmp is not None:
+        settings |= {"store": str(tmp), "store_bytes": 100_000}
+    if shadow:
+        settings["observer"] = Shadow(TABLES)
+    allocator = HeterogeneousAllocator(settings.pop("geometry", GEOMETRY), **(settings | options))
+    if shadow:
+        allocator.ledger.observer.attach(allocator.ledger.lanes, allocator.ledger.made)  # type: ignore[union-attr]
+    return allocator
+
+
+def cold(allocator: HeterogeneousAllocator, tokens: Any, finish: bool = True) -> Request:
+    """A request that computes its prompt from wherever its hit ends."""
+    request, lease = hit(allocator, tokens)
+    run(allocator, request, tokens)
+    if finish:
+        allocator.finish(request)
+    del lease
+    return request
+
+
+def hit(allocator: HeterogeneousAllocator, tokens: Any, **options: Any) -> tuple[Request, HitLease]:
+    """Match, pin, validate, read; what is read is compared with what was written."""
+    found = allocator.match(tokens, **options)
+    lease = allocator.pin(found)
+    while lease.tokens and not allocator.validate(lease)[-1].accepted:
+        lease = allocator.retry(lease)
+    if lease.tokens:
+        allocator.read(lease)
+        check_bytes(allocator, lease, tokens)
+    return found.request, lease
+
+
+def check_bytes(allocator: HeterogeneousAllocator, lease: HitLease, tokens: Any) -> None:
+    """Every leased segment holds the bytes of this prefix."""
+    for segment in lease.segments:
+        lo, hi = segment.token_range
+        assert torch.equal(allocator.rows(segment), content(tokens, segment.group, lo, hi)), repr(segment)
+
+
+def run(allocator: HeterogeneousAllocator, request: Request, tokens: Any) -> None:
+    """Computes the rest of a prompt."""
+    at = request.position
+    while at < len(tokens):
+        at = min(at // UNIT * UNIT + UNIT, len(tokens))
+        allocator.extend(request, at, filler(tokens))
+
+
+def check(allocator: HeterogeneousAllocator) -> None:
+    """Memory, files and records say what the tables say, and every step was a row."""
+    assert differences(allocator) == []
+    observer = allocator.ledger.observer
+    if isinstance(observer, Shadow):
+        assert observer.faults == []
