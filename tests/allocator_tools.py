@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,23 @@ def prompt(family: str, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.array(tokens[:length], dtype=np.int64)
 
 
-def content(tokens: Any, group: GroupGeometry, lo: int, hi: int) -> Tensor:
-    """What a segment [lo, hi) of a group holds for these tokens: a function of the prefix and of the place."""
-    rows = group.rows(lo, hi)
-    width = sum(place.nbytes * group.page.heads for place in group.page.regions())
-    seed = hashlib.blake2b(np.asarray(tokens[:hi]).tobytes() + group.name.encode(), digest_size=8).digest()
+@lru_cache(maxsize=50_000)
+def row_content(prefix: bytes, name: str, layers: int, width: int) -> Tensor:
+    """uint8 [layers, width] of the row that ends with this prefix."""
+    seed = hashlib.blake2b(prefix + name.encode(), digest_size=8).digest()
     generator = np.random.default_rng(int.from_bytes(seed, "little"))
-    return torch.from_numpy(generator.integers(0, 200, (group.layers, rows, width), dtype=np.uint8))
+    return torch.from_numpy(generator.integers(0, 200, (layers, width), dtype=np.uint8))
+
+
+def content(tokens: Any, group: GroupGeometry, lo: int, hi: int) -> Tensor:
+    """What [lo, hi) of a group holds for these tokens: each row a function of the prefix that it ends."""
+    width = sum(place.nbytes * group.page.heads for place in group.page.regions())
+    step = group.group.ratio if group.group.shape == "entries" and group.group.ratio else 1
+    first = lo // step
+    ends = [hi] if group.whole else [(first + row + 1) * step for row in range(group.rows(lo, hi))]
+    data = [bytes(np.asarray(tokens[:end], dtype=np.int64)) for end in ends]
+    rows = [row_content(prefix, group.name, group.layers, width) for prefix in data]
+    return torch.stack(rows, dim=1) if rows else torch.zeros((group.layers, 0, width), dtype=torch.uint8)
 
 
 def filler(tokens: Any) -> Callable[[CacheSegment, int, int], Tensor]:

@@ -42,8 +42,9 @@ class Lane:
     constants: Mapping[str, int]
 
 
-@lru_cache(maxsize=64)
-def _machine(tables: Tables, constants: tuple[tuple[str, int], ...]) -> Machine:
+@lru_cache(maxsize=256)
+def machine_for(tables: Tables, constants: tuple[tuple[str, int], ...]) -> Machine:
+    """The machine of some constants, compiled once: machines hold no state."""
     return Machine(tables, dict(constants))
 
 
@@ -67,7 +68,7 @@ class Ledger:
         by_name = {g.name: g for g in groups}
         pool: Any = None
         for members, own in deal([g.group for g in groups]):
-            world = World(_machine(tables, tuple(sorted({**constants, **own}.items()))))
+            world = World(machine_for(tables, tuple(sorted({**constants, **own}.items()))))
             pool = world.pool if pool is None else pool
             world.pool, world.entities = pool, self.made
             lane = Lane(len(self.lanes), world, frozenset(g.kind for g in members), world.machine.constants)
@@ -90,7 +91,7 @@ class Ledger:
         with self.lock:
             for lane in self.lanes:
                 lane.constants = {**lane.constants, **constants}
-                lane.world.machine = _machine(self.tables, tuple(sorted(lane.constants.items())))
+                lane.world.machine = machine_for(self.tables, tuple(sorted(lane.constants.items())))
             if self.observer is not None:
                 self.observer.limits({lane.index: lane.constants for lane in self.lanes})
 

@@ -14,7 +14,8 @@ from hybridkv_ref.allocator.allocator import HeterogeneousAllocator
 from hybridkv_ref.allocator.arena import NULL_SLOT, POISON
 from hybridkv_ref.allocator.media import TEMPORARY, Files
 from hybridkv_ref.compile_py import attribute
-from hybridkv_ref.machine import Entity, Machine, Refused, World
+from hybridkv_ref.allocator.ledger import machine_for
+from hybridkv_ref.machine import Entity, Refused, World
 from hybridkv_ref.tables import CLASS_OF, HANDOFFS, ROLES, Property, Tables
 
 State = dict[tuple[str, str], Any]
@@ -37,7 +38,7 @@ class Shadow:
         self.lanes = list(lanes)
         pool: Any = None
         for lane in lanes:
-            world = World(Machine(self.tables, lane.constants))
+            world = World(machine_for(self.tables, tuple(sorted(lane.constants.items()))))
             pool = world.pool if pool is None else pool
             world.pool = pool
             self.worlds[lane.index] = world
@@ -51,7 +52,7 @@ class Shadow:
     def limits(self, constants: Mapping[int, Mapping[str, int]]) -> None:
         """The caps have changed."""
         for index, world in self.worlds.items():
-            world.machine = Machine(self.tables, constants[index])
+            world.machine = machine_for(self.tables, tuple(sorted(constants[index].items())))
 
     def before(self, event_id: str) -> None:
         """Nothing: only what has fired counts."""
