@@ -38,15 +38,15 @@ def small_model() -> Model:
         ),
         Group(name="state", kind="recurrent_state", layers=1, state_bytes=48),
     )  # fmt: skip
-    return Model(
-        name="small", source="made up", confidence="made up", note="", alignment=UNIT, groups=groups
-    )
+    return Model(name="small", source="made up", confidence="made up", note="", alignment=UNIT, groups=groups)
 
 
 def keep_all() -> Policy:
     """Durable copies of every kind, snapshots at every position: what lets each prefix come back from a tier."""
     policy = load_policy({kind: need.exact for kind, need in entries()[1].items()})
-    own = {k: msgspec.structs.replace(p, spill=True, snapshots=p.snapshots and "every") for k, p in policy.kinds.items()}
+    own = {
+        k: msgspec.structs.replace(p, spill=True, snapshots=p.snapshots and "every") for k, p in policy.kinds.items()
+    }
     return msgspec.structs.replace(policy, kinds=own)
 
 
@@ -94,7 +94,8 @@ def make(tmp: Path | None = None, shadow: bool = False, **options: Any) -> Heter
         settings |= {"store": str(tmp), "store_bytes": 100_000}
     if shadow:
         settings["observer"] = Shadow(TABLES)
-    allocator = HeterogeneousAllocator(settings.pop("geometry", GEOMETRY), **(settings | options))
+    settings |= options
+    allocator = HeterogeneousAllocator(settings.pop("geometry", GEOMETRY), **settings)
     if shadow:
         allocator.ledger.observer.attach(allocator.ledger.lanes, allocator.ledger.made)  # type: ignore[union-attr]
     return allocator

@@ -62,7 +62,9 @@ class Histories(RuleBasedStateMachine):
             self.running.append(Running(hit.request, tokens, self.allocator.pin(hit)))
         self.after()
 
-    @rule(family=st.sampled_from(FAMILIES), length=st.integers(UNIT, 4 * UNIT + 3), steps=st.integers(2, 9), picks=PICKS)
+    @rule(
+        family=st.sampled_from(FAMILIES), length=st.integers(UNIT, 4 * UNIT + 3), steps=st.integers(2, 9), picks=PICKS
+    )
     def serve(self, family: str, length: int, steps: int, picks: list[int]) -> None:
         """A request that gets some way, most often to its end."""
         before = len(self.running)
@@ -164,9 +166,7 @@ class Histories(RuleBasedStateMachine):
                 load.result()
         self.after()
 
-    @rule(
-        picks=PICKS, what=st.sampled_from(("flip", "cut", "gone", "cap", "cap", "new_model", "timer", "timer"))
-    )
+    @rule(picks=PICKS, what=st.sampled_from(("flip", "cut", "gone", "cap", "cap", "new_model", "timer", "timer")))
     def outside(self, picks: list[int], what: str) -> None:
         """What comes from outside: faults of the disk, a load that takes too long, another cap, other weights."""
         if what == "cap":

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from hybridkv_ref.allocator.geometry import GroupGeometry
+from hybridkv_ref.allocator.geometry import ROLES, GroupGeometry
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.kernels.segment_decode import MOST_COLUMNS
 from hybridkv_ref.layouts import Layout
@@ -79,16 +79,19 @@ def unserved(groups: Sequence[GroupGeometry], device: str) -> str | None:
     heads have one size.  Triton kernels hold at most ``MOST_COLUMNS`` columns and take no fp64 fields.
     """
     for group in groups:
+        role = group.page.layout.role
+        if (role == "state") != (ROLES[group.group.shape] == "state") or (role == "index") > (
+            group.group.dtype_of == "index"
+        ):
+            return f"group {group.name}: layout {group.page.layout.id} stores no {group.group.shape}"
         vectors = {field.vector for field in group.page.layout.fields}
-        needed = {"kv", "score"} if group.page.layout.role == "state" else {"kv"}
-        joint = {"k", "v"} <= vectors
-        if not (needed <= vectors or joint) or (joint and group.group.dtype_of == "index"):
-            return f"group {group.name}: layout {group.page.layout.id} has no vector {', '.join(sorted(needed - vectors))}"
-        if joint:
-            return f"group {group.name}: no kernel reads layout {group.page.layout.id} (separate keys and values)"
+        needed = {"kv", "score"} if role == "state" else {"kv"}
+        if not needed <= vectors:
+            found = ", ".join(sorted(vectors))
+            return f"group {group.name}: no kernel reads layout {group.page.layout.id} with the vectors {found}"
         if device != "cpu" and any(place.dtype == "fp64" for place in group.page.places.values()):
             return f"group {group.name}: layout {group.page.layout.id} has fp64 fields, which run on the CPU only"
-        if device != "cpu" and group.page.layout.role == "kv" and group.page.dim > MOST_COLUMNS:
+        if device != "cpu" and role == "kv" and group.page.dim > MOST_COLUMNS:
             return f"group {group.name}: {group.page.dim} columns, the kernel holds {MOST_COLUMNS} at most"
     attended = [g for g in groups if g.page.layout.role == "kv"]
     for one, other in itertools.combinations(attended, 2):

@@ -317,7 +317,9 @@ class HeterogeneousAllocator:
         with self.ledger.lock:
             lane = self.ledger.lanes[0]
             self.ledger.fire(lane, self.ledger.event_id("system", row))
-            durable = {n: getattr(self.ledger.pool, attribute(n)) for n, v in self.ledger.tables.globals.items() if v.durable}
+            durable = {
+                n: getattr(self.ledger.pool, attribute(n)) for n, v in self.ledger.tables.globals.items() if v.durable
+            }
             for medium in self.tiers.media.values():
                 medium.remember(durable)
 
@@ -352,7 +354,7 @@ class HeterogeneousAllocator:
         for request in list(self.requests.running.values()):
             self.abort(request)
         with self.ledger.changed:
-            while self.tiers.loads:
+            while self.tiers.loads or self.tiers.spills:
                 self.ledger.changed.wait(0.05)
         self.evictor.empty()
         self.evictor.sweep()

@@ -128,7 +128,9 @@ class Book:
         segment = lease.segment
         lane = self.ledger.lane_of[segment.group.name]
         event = self.ledger.event_id(segment.kind, row)
-        return self.ledger.allows(lane, event, segment.entity, lease.entity, lease.request.records[lane.index], **inputs)
+        return self.ledger.allows(
+            lane, event, segment.entity, lease.entity, lease.request.records[lane.index], **inputs
+        )
 
     def allows(self, segment: CacheSegment, row: str, **inputs: int | str) -> bool:
         """Whether a row of one segment could fire now."""
@@ -140,9 +142,7 @@ class Book:
         """The pool of a group's layout."""
         return self.arenas[group.page]
 
-    def grant(
-        self, segment: CacheSegment, lo: int, hi: int, row: str, fire: Callable[[int, int], None]
-    ) -> None:
+    def grant(self, segment: CacheSegment, lo: int, hi: int, row: str, fire: Callable[[int, int], None]) -> None:
         """Gives an empty record slots for [lo, hi) if ``fire(bytes, slack)`` fires; nothing has changed if it raises."""
         group = segment.group
         with self.ledger.atomic(self.ledger.event_id(group.kind, row)):
@@ -198,9 +198,7 @@ class Book:
         segment = lease.segment
         arena = self.arena(segment.group)
         slots = segment.slots if segment.slots is not None else np.zeros((segment.group.layers, 0), dtype=np.int64)
-        return StatePointer(
-            segment.group.name, arena.base, arena.offsets(slots), arena.page.nbytes, lease.entity.seen
-        )
+        return StatePointer(segment.group.name, arena.base, arena.offsets(slots), arena.page.nbytes, lease.entity.seen)
 
     # -- bytes ---------------------------------------------------------------------------------------------------------
     def write_rows(self, segment: CacheSegment, first: int, rows: Tensor) -> None:

@@ -133,7 +133,9 @@ def default_page(group: Group, dtypes: Dtypes) -> Page:
         if layout.role != role or layout.entry_bytes != row:
             continue
         least = layout.page(entries).nbytes
-        return layout.page(entries, stride=given if given and given >= least and not given % layout.stride_multiple else None)
+        return layout.page(
+            entries, stride=given if given and given >= least and not given % layout.stride_multiple else None
+        )
     if role == "state":
         layout, width = load("state_fp32"), 8
     else:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hybridkv_ref.allocator.book import Book
 from hybridkv_ref.allocator.eviction import Evictor
-from hybridkv_ref.allocator.records import CacheSegment, Hit, HitLease, Lease, Request, StatePointer, Verdict
+from hybridkv_ref.allocator.records import CacheSegment, Hit, HitLease, Request, StatePointer, Verdict
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.fast_hit import Finder
 from hybridkv_ref.machine import Refused
@@ -195,7 +195,9 @@ class Hits:
         presented = lease.pointers if pointers is None else pointers
         current = [self.book.pointer(one) for one in request.hits]
         if [_identity(p) for p in presented] != [_identity(p) for p in current]:
-            raise InputError(f"read:state_data_ptrs: request {request.number} presents descriptors that are not its own")
+            raise InputError(
+                f"read:state_data_ptrs: request {request.number} presents descriptors that are not its own"
+            )
         self.each(request, "read")
         self.ledger.step(request.records, "start_hit")
         return presented

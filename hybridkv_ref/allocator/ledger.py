@@ -84,7 +84,9 @@ class Ledger:
             if len(mine) <= 1:
                 self.ids[next(iter(mine), event.id.partition(".")[0]), event.row] = event.id
             for kind in kinds:  # handoffs between kinds that are not the store: named by both
-                self.ids.setdefault((f"{event.kinds.get('src', kind)}>{event.kinds.get('dst', kind)}", event.row), event.id)
+                self.ids.setdefault(
+                    (f"{event.kinds.get('src', kind)}>{event.kinds.get('dst', kind)}", event.row), event.id
+                )
 
     def change(self, constants: Mapping[str, int]) -> None:
         """Other values for some constants from now on; the caller has seen to it that the state fits them."""
@@ -125,7 +127,12 @@ class Ledger:
         return found
 
     def fire(
-        self, lane: Lane, event_id: str, *entities: Entity, settle: Callable[[], None] | None = None, **inputs: int | str
+        self,
+        lane: Lane,
+        event_id: str,
+        *entities: Entity,
+        settle: Callable[[], None] | None = None,
+        **inputs: int | str,
     ) -> None:
         """Fires one row and, in the same atomic step, what keeps the books with it; Refused changes nothing."""
         with self.atomic(event_id):

@@ -21,7 +21,9 @@ class Pipelines:
         self.device = device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         sizes = {"io": io, "cpu": cpu, "gpu": 1}
-        self.pools = {name: ThreadPoolExecutor(size, thread_name_prefix=f"hybridkv-{name}") for name, size in sizes.items()}
+        self.pools = {
+            name: ThreadPoolExecutor(size, thread_name_prefix=f"hybridkv-{name}") for name, size in sizes.items()
+        }
 
     def submit(self, actor: str, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> "Future[R]":
         """Runs work on an actor's pipeline."""

@@ -12,9 +12,9 @@ import numpy as np
 
 from hybridkv_ref.allocator.allocator import HeterogeneousAllocator
 from hybridkv_ref.allocator.arena import NULL_SLOT, POISON
+from hybridkv_ref.allocator.ledger import machine_for
 from hybridkv_ref.allocator.media import TEMPORARY, Files
 from hybridkv_ref.compile_py import attribute
-from hybridkv_ref.allocator.ledger import machine_for
 from hybridkv_ref.machine import Entity, Refused, World
 from hybridkv_ref.tables import CLASS_OF, HANDOFFS, ROLES, Property, Tables
 
@@ -102,14 +102,16 @@ def occupied(allocator: HeterogeneousAllocator) -> dict[str, set[int]]:
     found = {}
     for page, arena in allocator.book.arenas.items():
         free = (arena.bytes == POISON).all(dim=1).cpu().numpy()
-        found[f"{page.layout.id}/{page.entries}/{page.stride}/{page.dim}"] = set(np.flatnonzero(~free).tolist()) - {NULL_SLOT}
+        found[f"{page.layout.id}/{page.entries}/{page.stride}/{page.dim}"] = set(np.flatnonzero(~free).tolist()) - {
+            NULL_SLOT
+        }
     return found
 
 
 def abstraction(allocator: HeterogeneousAllocator) -> State:
     """The pool's sums as memory, block tables and files show them."""
     tables, state = allocator.ledger.tables, {}
-    used: dict[str, int] = {kind: 0 for kind in tables.kinds}
+    used: dict[str, int] = dict.fromkeys(tables.kinds, 0)
     for segment in allocator.book.segments:
         if segment.slots is not None:
             used[segment.kind] += segment.slots.size * segment.group.page.stride
@@ -181,7 +183,11 @@ def _subjects(allocator: HeterogeneousAllocator, prop: Property) -> Iterator[tup
     if not roles:
         yield ledger.lanes[0], ()
         return
-    records = {id(r): lane for request in allocator.requests.running.values() for lane, r in zip(ledger.lanes, request.records, strict=True)}
+    records = {
+        id(r): lane
+        for request in allocator.requests.running.values()
+        for lane, r in zip(ledger.lanes, request.records, strict=True)
+    }
     for entity in ledger.made:
         last = roles[-1]
         if entity.cls != CLASS_OF[last]:
@@ -210,7 +216,11 @@ def _files(allocator: HeterogeneousAllocator) -> Iterator[str]:
             continue
         mine = {stored.name: stored for stored in allocator.tiers.objects if stored.medium == name}
         there = dict(medium.objects_now())
-        busy = [e for e in allocator.ledger.made if e.kind == allocator.ledger.store and e.medium == name and e.stage in _writing(allocator)]
+        busy = [
+            e
+            for e in allocator.ledger.made
+            if e.kind == allocator.ledger.store and e.medium == name and e.stage in _writing(allocator)
+        ]
         for stored in mine.values():
             about = there.pop(stored.name, None)
             if about is None:
@@ -228,4 +238,6 @@ def _files(allocator: HeterogeneousAllocator) -> Iterator[str]:
 
 
 def _writing(allocator: HeterogeneousAllocator) -> frozenset[str]:
-    return allocator.ledger.sets(allocator.ledger.store, "FILLING_PARTS") | allocator.ledger.sets(allocator.ledger.store, "EVICTING")
+    return allocator.ledger.sets(allocator.ledger.store, "FILLING_PARTS") | allocator.ledger.sets(
+        allocator.ledger.store, "EVICTING"
+    )

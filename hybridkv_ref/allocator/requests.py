@@ -45,14 +45,17 @@ class Requests:
             self.running[request.number] = request
             return request
 
-    def describe(
-        self, lane: Lane, record: Any, length: int, need_until: int, serves: bool, abi: Sequence[int]
-    ) -> None:
+    def describe(self, lane: Lane, record: Any, length: int, need_until: int, serves: bool, abi: Sequence[int]) -> None:
         """Sets the rigid variables of one lane's record."""
         record.length, record.need_until, record.kernel, record.id = length, need_until, serves, self.count
         for group in self.book.geometry.groups:
             if self.ledger.lane_of[group.name] is lane:
-                given = {"uses": True, "group": group.index, "abi": abi[group.index], "ahead": self.ahead.get(group.name, 0)}
+                given = {
+                    "uses": True,
+                    "group": group.index,
+                    "abi": abi[group.index],
+                    "ahead": self.ahead.get(group.name, 0),
+                }
                 for name, value in given.items():
                     setattr(record, attribute(f"{name}.{group.kind}"), value)
 

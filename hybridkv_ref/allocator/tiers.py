@@ -75,6 +75,7 @@ class Tiers:
         self.objects: OrderedDict[StoredObject, None] = OrderedDict()  # the least recently wanted first
         self.loads: dict[StoredObject, Load] = {}
         self.queue: deque[Load] = deque()
+        self.spills: dict[CacheSegment, Future[StoredObject | None]] = {}
         self.turn = threading.Lock()
         self.spare: dict[tuple[int, str, int], list[Any]] = {}
         event = self.ledger.event_id
@@ -105,7 +106,9 @@ class Tiers:
         """Whether it could fire now."""
         return self.ledger.allows(self.lane, self.ledger.event_id(self.ledger.store, row), entity, **inputs)
 
-    def hand(self, group: GroupGeometry, row: str, src: Any, dst: Any, copy: Any, segment: CacheSegment, **inputs: int) -> None:
+    def hand(
+        self, group: GroupGeometry, row: str, src: Any, dst: Any, copy: Any, segment: CacheSegment, **inputs: int
+    ) -> None:
         """A handoff between an object and a segment, in the lane of the segment's group."""
         lane = self.ledger.lane_of[group.name]
         event = self.ledger.event_id(group.kind, row)
@@ -128,13 +131,31 @@ class Tiers:
 
     # -- spill ---------------------------------------------------------------------------------------------------------
     def spill(self, segments: Sequence[CacheSegment]) -> "Future[StoredObject | None]":
-        """Writes one durable copy of neighbouring segments of one group; None where it cannot be had."""
-        return self.pipelines.submit("io", self.write, list(segments))
+        """Writes one durable copy of neighbouring segments of one group; None where it cannot be had.
+
+        A copy that is there or being written already is not written twice.
+        """
+        with self.ledger.lock:
+            running = self.spills.get(segments[0])
+            if running is None:
+                running = self.spills[segments[0]] = self.pipelines.submit("io", self.write, list(segments))
+            return running
 
     def write(self, segments: list[CacheSegment]) -> StoredObject | None:
         """The spill itself, on the io pipeline."""
+        try:
+            return self.write_object(segments)
+        finally:
+            with self.ledger.lock:
+                self.spills.pop(segments[0], None)
+                self.ledger.changed.notify_all()
+
+    def write_object(self, segments: list[CacheSegment]) -> StoredObject | None:
+        """Opens an object, copies every part into it and seals it; what went wrong leaves nothing behind."""
         group = segments[0].group
         with self.ledger.lock:
+            if (known := self.stored(segments[0])) is not None:
+                return known
             keys = tuple(s.key for s in segments if s.key is not None)
             spans = tuple(s.token_range for s in segments)
             ready = all(self.stored(s) is None and s.slots is not None for s in segments) and len(keys) == len(segments)
@@ -321,7 +342,9 @@ class Tiers:
             segment = self.book.new_segment(group)
             copy = self.book.new_copy(source, segment.entity)
 
-            def restore(size: int, slack: int, to: CacheSegment = segment, by: Any = copy, a: int = lo, b: int = hi) -> None:
+            def restore(
+                size: int, slack: int, to: CacheSegment = segment, by: Any = copy, a: int = lo, b: int = hi
+            ) -> None:
                 self.hand(group, "restore_begin", source, to.entity, by, to, size=size, lo=a, hi=b, off=slack)
 
             while True:
@@ -427,7 +450,11 @@ class Tiers:
                 keys = tuple(bytes.fromhex(key) for key in str(about["keys"]).split(","))
                 spans = tuple((int(a), int(b)) for a, b in (span.split(":") for span in str(about["spans"]).split(",")))
                 kept = {name: about[f"kept.{name}"] for name in self.survivor.keep}
-                fits = about["kind"] == group.kind and about["medium"] == medium and kept["abi"] == self.book.abi[group.index]
+                fits = (
+                    about["kind"] == group.kind
+                    and about["medium"] == medium
+                    and kept["abi"] == self.book.abi[group.index]
+                )
             except (InputError, KeyError, ValueError):
                 continue
             if not fits or len(keys) != len(spans) or about["parts"] != len(keys):
