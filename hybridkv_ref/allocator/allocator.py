@@ -58,7 +58,7 @@ class HeterogeneousAllocator:
     host_bytes, store_bytes, store  host memory for durable copies, bytes below the URL ``store`` (a folder, or anything
                   that fsspec opens)
     io_slots      loads at once; ``most_waiting`` bounds the queue of loads; ``tries`` per object before it is given up
-    max_tokens    longest prompt
+    max_tokens    longest prompt; ``preempts``: how often one request may be preempted
     replay        tokens that a hit may compute again to do without a stored tail
     ahead         per group, successor tokens that its keys need
     abi           per group, the reader's descriptor identifier (default: that of the group)
@@ -82,6 +82,7 @@ class HeterogeneousAllocator:
         most_waiting: int = 64,
         tries: int = 3,
         max_tokens: int = 1 << 20,
+        preempts: int = 8,
         replay: int = 0,
         ahead: Mapping[str, int] | None = None,
         abi: Mapping[str, int] | None = None,
@@ -102,6 +103,7 @@ class HeterogeneousAllocator:
         self.reserve = int(geometry.policy.reserve * device_bytes) if chosen else 0
         constants = {f"{kind}.CAP": self.caps.get(kind, device_bytes) for kind in tables.kinds}
         constants |= {"GPU_CAP": device_bytes, "RESERVE": self.reserve, "IO_CAP": io_slots, "MAX_TRIES": tries}
+        constants |= {"MAX_PREEMPTS": preempts}
         constants |= {f"{name}_CAP": 0 for name in ("HOST", "DISK", "OBJECT")}
         constants |= {f"{name}_CAP": host_bytes if name == "HOST" else store_bytes for name in chosen}
         self.ledger = Ledger(tables, geometry.groups, constants, observer)
