@@ -84,7 +84,19 @@ def cmd_check(args: argparse.Namespace) -> int:
     if args.markdown:
         write_whole(args.markdown, markdown(report).encode())
     Console().print(render(report))
-    return 0 if report.summary.passed else 1
+    passed = report.summary.passed
+    if args.lockstep:
+        from hybridkv_ref.allocator.lockstep import lockstep
+
+        run = lockstep(args.lockstep, spec=args.spec)
+        print(
+            f"lock step: {run.steps:,} steps, {run.rows:,} rows of {run.events} events, {run.requests:,} requests, "
+            f"{run.hits:,} hits read: {len(run.faults)} differences"
+        )
+        for fault in run.faults[:10]:
+            print(f"  {fault}")
+        passed = passed and not run.faults
+    return 0 if passed else 1
 
 
 def cmd_mutate(args: argparse.Namespace) -> int:
@@ -223,6 +235,9 @@ def parser() -> argparse.ArgumentParser:
     sub = command("check", cmd_check)
     sub.add_argument("--kind", default="", help="only rows and claims of this kind, no searches")
     sub.add_argument("--deep", action="store_true", help="also mutants, skipped obligations, other evaluators")
+    sub.add_argument(
+        "--lockstep", type=float, default=0, metavar="SECONDS", help="also drive the allocator beside the tables"
+    )
     sub.add_argument("--json", type=Path, metavar="FILE", help="write the whole report as JSON")
     sub.add_argument("--markdown", type=Path, metavar="FILE", help="write a summary as Markdown")
     sub.add_argument("--no-cache", action="store_true", help="prove everything again and store nothing")

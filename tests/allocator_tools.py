@@ -6,49 +6,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
 from hybridkv_ref.allocator import CacheSegment, Geometry, HeterogeneousAllocator, HitLease, Request, build
 from hybridkv_ref.allocator.geometry import GroupGeometry
+from hybridkv_ref.allocator.lockstep import UNIT, keep_all, small_model
 from hybridkv_ref.allocator.refinement import Shadow, differences
 from hybridkv_ref.loader import load_tables
-from hybridkv_ref.models import Group, Model
-from hybridkv_ref.policy import Policy, load_policy
-from hybridkv_ref.recovery import entries
-
-UNIT = 8
-
-
-def small_model() -> Model:
-    """Window 6, entries of ratio 4 with indexer and tails, entries of ratio 8, one recurrent layer; a grid of 8 tokens."""
-    entries = {"bf16": 16}
-    groups = (
-        Group(name="window", kind="swa_window", layers=2, window=6, entry_bytes=entries, block_tokens=4),
-        Group(name="csa", kind="compressed_kv", layers=2, ratio=4, entry_bytes=entries, block_tokens=8),
-        Group(
-            name="index", kind="indexer_state", layers=1, ratio=4, dtype_of="index", entry_bytes=entries, block_tokens=8
-        ),
-        Group(name="hca", kind="compressed_kv", layers=1, ratio=8, entry_bytes=entries, block_tokens=8),
-        Group(
-            name="tail", kind="uncompressed_tail", layers=2, feeds="csa", ratio=4, halo=4, row_bytes=32, ring_rows=8,
-            block_tokens=4,
-        ),
-        Group(name="state", kind="recurrent_state", layers=1, state_bytes=48),
-    )  # fmt: skip
-    return Model(name="small", source="made up", confidence="made up", note="", alignment=UNIT, groups=groups)
-
-
-def keep_all() -> Policy:
-    """Durable copies of every kind, snapshots at every position: what lets each prefix come back from a tier."""
-    policy = load_policy({kind: need.exact for kind, need in entries()[1].items()})
-    own = {
-        k: msgspec.structs.replace(p, spill=True, snapshots=p.snapshots and "every") for k, p in policy.kinds.items()
-    }
-    return msgspec.structs.replace(policy, kinds=own)
-
 
 GEOMETRY: Geometry = build(small_model(), policy=keep_all())
 TABLES = load_tables()

@@ -1,7 +1,7 @@
 """A process that is killed: `python allocator_victim.py FOLDER spill|load|write`, stops in the middle and waits.
 
-It says where it is on standard output, one word a line.  ``write`` fills the store and ends; a limit on the size of files
-may be set on it from outside.
+It says where it is on standard output, one word a line.  ``write`` fills the store and ends; a limit on the size of
+files may be set on it from outside.
 """
 
 import sys
@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from allocator_tools import UNIT, cold, make, prompt
+from allocator_tools import cold, make, prompt
 
+from hybridkv_ref.allocator.lockstep import UNIT
 from hybridkv_ref.allocator.media import Files
 
 

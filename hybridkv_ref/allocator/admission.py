@@ -1,9 +1,10 @@
 """Safeguard 1: what a request needs, by one formula that sizes the pools and guards the gate.
 
-``peak`` is the most bytes that a request of ``length`` tokens holds at once in one group, when it resumes from a hit and is
-extended one grid unit after another: what its hit pins, what it wrote and still needs, and the unit that it writes.  Of a
-window it keeps what the next position sees; of a group that resumes at exact positions, the state that it computes from
-and the one that it writes.  The rest of what it wrote stays cached and makes way when memory is needed.
+``peak`` is the most bytes that a request of ``length`` tokens holds at once in one group, when it resumes from a hit
+and is extended one grid unit after another: what its hit pins, what it wrote and still needs, and the unit that it
+writes.  Of a window it keeps what the next position sees; of a group that resumes at exact positions, the state that
+it computes from and the one that it writes.  The rest of what it wrote stays cached and makes way when memory is
+needed.
 """
 
 from collections.abc import Mapping

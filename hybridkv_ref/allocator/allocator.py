@@ -12,8 +12,8 @@ The life of a request::
     allocator.finish(hit.request)          # or abort, at any time
 
 A refused call changes nothing and raises ``machine.Refused`` with the row, the guard and the values, or
-``NotAdmitted`` before anything was allocated.  Rows are atomic under one lock; copies, kernels and files run outside it,
-between a row that begins and a row that ends.
+``NotAdmitted`` before anything was allocated.  Rows are atomic under one lock; copies, kernels and files run outside
+it, between a row that begins and a row that ends.
 """
 
 import threading
@@ -35,9 +35,19 @@ from hybridkv_ref.allocator.hits import Hits
 from hybridkv_ref.allocator.ledger import Ledger, Observer
 from hybridkv_ref.allocator.media import Files, HostMemory, Medium
 from hybridkv_ref.allocator.pipelines import Pipelines
-from hybridkv_ref.allocator.records import FOREVER, CacheSegment, Hit, HitLease, Lease, Request, StatePointer, Verdict
+from hybridkv_ref.allocator.records import (
+    FOREVER,
+    CacheSegment,
+    Hit,
+    HitLease,
+    Lease,
+    Request,
+    StatePointer,
+    StoredObject,
+    Verdict,
+)
 from hybridkv_ref.allocator.requests import Requests
-from hybridkv_ref.allocator.tiers import StoredObject, Tiers
+from hybridkv_ref.allocator.tiers import Tiers
 from hybridkv_ref.allocator.writer import Fill, Writer
 from hybridkv_ref.compile_py import attribute
 from hybridkv_ref.errors import InputError
@@ -155,7 +165,7 @@ class HeterogeneousAllocator:
         return self.hits.pin(hit)
 
     def validate(self, lease: HitLease) -> tuple[Verdict, Verdict, Verdict, Verdict]:
-        """Four named verdicts, in order; the first refusal says which row, guard and values, later ones are not asked."""
+        """Four named verdicts, in order; the first refusal says which row, guard and values, the rest is not asked."""
         one, two, three, four = self.hits.validate(lease)
         return one, two, three, four
 
@@ -239,7 +249,7 @@ class HeterogeneousAllocator:
         self.book.fire_lease(lease, row, **inputs)
 
     def deallocate(self, segment: CacheSegment) -> None:
-        """Marks, tests the pins again and frees; Refused, with the mark taken back, while somebody holds the segment."""
+        """Marks, tests the pins again and frees; Refused, with the mark taken back, while somebody holds it."""
         self.book.fire(segment, "retire")
         try:
             self.book.fire(segment, "free")
@@ -331,7 +341,7 @@ class HeterogeneousAllocator:
 
     def graph_row(self, graph: Any, row: str, **inputs: int | bool) -> None:
         """A row of a captured graph; Refused where its topology has moved on."""
-        self.ledger.fire(self.ledger.lanes[0], self.ledger.event_id("graph", row), graph, **inputs)
+        self.ledger.fire(self.ledger.lanes[0], self.ledger.event_id("graph", row), graph, settle=None, **inputs)
 
     def limit(self, device_bytes: int) -> None:
         """Another cap of the device, at most that of the start: what no longer fits is evicted first.

@@ -1,9 +1,9 @@
 """Byte arenas: one pool of equal blocks per layout, with a null slot; freed blocks are poisoned.
 
-A *slot* is the place of one layer's block.  Slot 0 is the null slot: it belongs to no segment, takes writes that belong to
-no request, and reads as zeros after ``reset_null``.  Offsets are 64-bit: an arena may be larger than 4 GiB.  A pool
-reserves addresses for as many slots as the caps of the kinds that use it could fill; on the CPU, memory is taken only
-where a slot is used.
+A *slot* is the place of one layer's block.  Slot 0 is the null slot: it belongs to no segment, takes writes that
+belong to no request, and reads as zeros after ``reset_null``.  Offsets are 64-bit: an arena may be larger than 4 GiB.
+A pool reserves addresses for as many slots as the caps of the kinds that use it could fill; on the CPU, memory is
+taken only where a slot is used.
 """
 
 import numpy as np
@@ -64,7 +64,7 @@ class Arena:
         return slots * self.page.stride
 
     def slack(self, slots: Slots) -> int:
-        """Bytes by which base plus offset of the worst of these slots miss the layout's alignment; 0 as it should be."""
+        """Bytes by which base plus offset of the worst of these slots miss the layout's alignment; 0 is right."""
         if not slots.size:
             return 0
         return int(((self.base + self.offsets(slots)) % self.page.layout.base_align).max())

@@ -1,8 +1,8 @@
 """The books that are kept with each row: memory of segments, their place in the index, spare records.
 
-A row decides; what follows here is only what the new table state means for memory: a segment in an EMPTY stage holds no
-slots, one that has shrunk gives slots back, one that is readable and has a key can be found.  It happens under the lock, in
-the same atomic step as the row.
+A row decides; what follows here is only what the new table state means for memory: a segment in an EMPTY stage holds
+no slots, one that has shrunk gives slots back, one that is readable and has a key can be found.  It happens under the
+lock, in the same atomic step as the row.
 """
 
 from collections.abc import Callable, Mapping
@@ -143,7 +143,7 @@ class Book:
         return self.arenas[group.page]
 
     def grant(self, segment: CacheSegment, lo: int, hi: int, row: str, fire: Callable[[int, int], None]) -> None:
-        """Gives an empty record slots for [lo, hi) if ``fire(bytes, slack)`` fires; nothing has changed if it raises."""
+        """Gives an empty record slots for [lo, hi) if ``fire(bytes, slack)`` fires; changes nothing if it raises."""
         group = segment.group
         with self.ledger.atomic(self.ledger.event_id(group.kind, row)):
             if segment.slots is not None:

@@ -5,7 +5,7 @@ asks for a durable copy first, it is written before the mark.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from hybridkv_ref.allocator.book import Book
 from hybridkv_ref.allocator.geometry import GroupGeometry
@@ -20,8 +20,11 @@ class Evictor:
 
     def __init__(self, book: Book, policy: Policy) -> None:
         self.book, self.ledger, self.policy = book, book.ledger, policy
-        ranks = sorted({rank for own in policy.kinds.values() for rank in (own.evict, own.evict_durable)})
-        self.queues: dict[int, OrderedDict[CacheSegment, None]] = {rank: OrderedDict() for rank in ranks}
+        kinds = list(dict.fromkeys(g.kind for g in book.geometry.groups))
+        self.ranks = sorted({rank for own in policy.kinds.values() for rank in (own.evict, own.evict_durable)})
+        self.queues: dict[int, dict[str, OrderedDict[CacheSegment, None]]] = {
+            rank: {kind: OrderedDict() for kind in kinds} for rank in self.ranks
+        }
         self.place: dict[CacheSegment, int] = {}
         self.before: Callable[[CacheSegment], None] | None = None
         self.evicted: dict[str, int] = {g.kind: 0 for g in book.geometry.groups}
@@ -36,13 +39,13 @@ class Evictor:
         """A segment may be evicted from now on; called under the lock."""
         if segment not in self.place:
             self.place[segment] = rank = self.rank(segment)
-            self.queues[rank][segment] = None
+            self.queues[rank][segment.kind][segment] = None
 
     def leave(self, segment: CacheSegment) -> None:
         """It may not any more, or is gone."""
         rank = self.place.pop(segment, None)
         if rank is not None:
-            del self.queues[rank][segment]
+            del self.queues[rank][segment.kind][segment]
 
     def touch(self, segment: CacheSegment) -> None:
         """It was used now: to the end of the order that fits it."""
@@ -61,15 +64,23 @@ class Evictor:
         if not reason:
             return False
         own = None if group is None else self.policy.kinds[group.kind].evict
-        for rank, queue in self.queues.items():
+        tried: set[CacheSegment] = set()
+        for rank in self.ranks:
             if own is not None and rank > own:
                 break
-            with self.ledger.lock:
-                candidates = [s for s in queue if reason in (DEVICE, s.kind) and s.entity.pins == 0]
-            for segment in candidates:
+            while (segment := self.oldest(rank, reason, tried)) is not None:
                 if self.evict(segment):
                     return True
+                tried.add(segment)
         return False
+
+    def oldest(self, rank: int, reason: str, tried: Container[CacheSegment]) -> CacheSegment | None:
+        """The segment of a rank that was used least recently, of those that nobody pins."""
+        queues = self.queues[rank]
+        with self.ledger.lock:
+            chosen = queues.values() if reason == DEVICE else (queues[reason],) if reason in queues else ()
+            heads = (next((s for s in queue if not s.entity.pins and s not in tried), None) for queue in chosen)
+            return min((s for s in heads if s is not None), key=lambda s: s.last_accessed, default=None)
 
     def evict(self, segment: CacheSegment) -> bool:
         """Gives one segment's memory back; False, with nothing changed, if somebody holds it."""

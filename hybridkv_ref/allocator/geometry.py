@@ -1,9 +1,9 @@
 """What each cache group of a model takes in memory: pages, blocks, bytes; and the grid on which segments begin and end.
 
-All groups share one grid of ``unit`` tokens, a multiple of every group's block and of the model's alignment.  A segment
-of a group that covers ranges holds the entries of one grid unit; a group that resumes at exact positions has one segment
-per grid position.  So a hit never ends inside a segment.  The amount that the tables charge is the bytes that the blocks
-take in the arenas, padding included: the same number for the gate and for the memory.
+All groups share one grid of ``unit`` tokens, a multiple of every group's block and of the model's alignment.  A
+segment of a group that covers ranges holds the entries of one grid unit; a group that resumes at exact positions has
+one segment per grid position.  So a hit never ends inside a segment.  The amount that the tables charge is the bytes
+that the blocks take in the arenas, padding included: the same number for the gate and for the memory.
 """
 
 import math
@@ -27,8 +27,9 @@ ROLES = {"entries": "kv", "window": "kv", "ring": "state", "state": "state"}
 class GroupGeometry:
     """One group: its model entry, its recovery entry on the grid, and the page of one layer's block.
 
-    ``exact``: each segment holds what resuming at one position needs; it is written at ``every`` grid position, or only
-    at the last one of a prompt.  ``whole``: it is one state, however many tokens it sums up.  Sizes are bytes of all layers, counts of blocks and rows are per layer.
+    ``exact``: each segment holds what resuming at one position needs; it is written at ``every`` grid position, or
+    only at the last one of a prompt.  ``whole``: it is one state, however many tokens it sums up.  Sizes are bytes of
+    all layers, counts of blocks and rows are per layer.
     """
 
     index: int
@@ -156,9 +157,9 @@ def build(
 ) -> Geometry:
     """The geometry of a model.
 
-    ``segment_tokens`` is the grid's unit (default: the least that every group and the alignment divide); ``pages`` gives
-    a group another page than the model's sizes say; ``policy`` stands in for the file of ``spec``.  InputError for a unit that does not fit, an unknown group, a page
-    of another size than the group's block.
+    ``segment_tokens`` is the grid's unit (default: the least that every group and the alignment divide); ``pages``
+    gives a group another page than the model's sizes say; ``policy`` stands in for the file of ``spec``.  InputError
+    for a unit that does not fit, an unknown group, a page of another size than the group's block.
     """
     formats = dtypes or model.default_dtypes
     own = {group.name: group for group in from_model(model, spec)}

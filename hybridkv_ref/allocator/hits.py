@@ -87,7 +87,7 @@ class Hits:
 
     # -- pin -----------------------------------------------------------------------------------------------------------
     def pin(self, hit: Hit) -> HitLease:
-        """Holds every candidate; where one cannot be held, the request goes on with a shorter hit, at last with none."""
+        """Holds every candidate; where one cannot be held, the request goes on with a shorter hit, or none."""
         lease = HitLease(hit.request, hit.plan)
         while hit.request.found or lease.plan.frontier:
             refused = self.pin_all(hit.request)

@@ -1,22 +1,18 @@
 """The prefix index: which segments and durable copies belong to a prefix, by a chain of hashes over the grid.
 
-A key stands for all tokens up to a grid position, the salt and the model's layouts included, so that equal keys mean equal
-bytes.  The index names candidates only; whether one may be used is asked of the tables.
+A key stands for all tokens up to a grid position, the salt and the model's layouts included, so that equal keys mean
+equal bytes.  The index names candidates only; whether one may be used is asked of the tables.
 """
 
 import hashlib
 from collections.abc import Container, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridkv_ref.allocator.geometry import Geometry
-from hybridkv_ref.allocator.records import CacheSegment
+from hybridkv_ref.allocator.records import CacheSegment, StoredObject
 from hybridkv_ref.recovery import Contents
-
-if TYPE_CHECKING:
-    from hybridkv_ref.allocator.tiers import StoredObject
 
 Tokens = NDArray[np.int64]
 
@@ -108,12 +104,12 @@ class PrefixIndex:
             node.segments[segment.group.index] = None
             self.prune(segment.key)
 
-    def put_object(self, stored: "StoredObject") -> None:
+    def put_object(self, stored: StoredObject) -> None:
         """Makes a durable copy findable under its keys."""
         for key in stored.keys:
             self.nodes.setdefault(key, Node(len(self.geometry.groups))).objects[stored.group.index] = stored
 
-    def drop_object(self, stored: "StoredObject") -> None:
+    def drop_object(self, stored: StoredObject) -> None:
         """A durable copy is found no more."""
         for key in stored.keys:
             node = self.nodes.get(key)

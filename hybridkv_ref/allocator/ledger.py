@@ -1,8 +1,8 @@
 """The table state of an allocator, and the one lock: every change is a row, fired here.
 
-A model's groups are dealt out to lanes (see ``lanes``); all lanes' machines work on one pool object, so that every cap is
-that of the whole device.  A row is atomic under ``lock``; between two rows any other thread may fire one.  Nothing here
-knows what a row means.
+A model's groups are dealt out to lanes (see ``lanes``); all lanes' machines work on one pool object, so that every cap
+is that of the whole device.  A row is atomic under ``lock``; between two rows any other thread may fire one.  Nothing
+here knows what a row means.
 """
 
 import threading
@@ -135,7 +135,9 @@ class Ledger:
         **inputs: int | str,
     ) -> None:
         """Fires one row and, in the same atomic step, what keeps the books with it; Refused changes nothing."""
-        with self.atomic(event_id):
+        if self.observer is not None and self.inside != threading.get_ident():
+            self.observer.before(event_id)
+        with self.lock:
             lane.world.fire(event_id, *entities, **inputs)
             self.fired += 1
             if settle is not None:

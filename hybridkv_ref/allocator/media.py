@@ -1,9 +1,9 @@
 """Where durable copies lie: host memory, or files below a URL that fsspec opens.
 
-A file is written under a temporary name, synced and renamed; the rename is what commits it.  It is a safetensors file of
-one uint8 tensor per part, with the object's description and a checksum of all bytes in its metadata.  A file that is torn,
-of another size than its header says or without a description is none: opening a store deletes temporary files and passes
-over the rest.  The checksum is compared whenever bytes are read.
+A file is written under a temporary name, synced and renamed; the rename is what commits it.  It is a safetensors file
+of one uint8 tensor per part, with the object's description and a checksum of all bytes in its metadata.  A file that
+is torn, of another size than its header says or without a description is none: opening a store deletes temporary files
+and passes over the rest.  The checksum is compared whenever bytes are read.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ def checksum(parts: Sequence[Tensor]) -> str:
     """Of all bytes of all parts, in order."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
-        digest.update(part.contiguous().view(-1).numpy())
+        digest.update(part.contiguous().view(-1).numpy().data)
     return digest.hexdigest()
 
 
@@ -117,8 +117,11 @@ class Files:
 
     def __init__(self, url: str, fs: Any = None) -> None:
         self.name = "files"
+        self.fs: Any = fs
+        self.root: str = url
         try:
-            self.fs, self.root = (fs, url) if fs is not None else fsspec.core.url_to_fs(url)
+            if fs is None:
+                self.fs, self.root = fsspec.core.url_to_fs(url)
             self.fs.makedirs(self.root, exist_ok=True)
         except (OSError, ValueError, ImportError) as error:
             raise InputError(f"{url}:store: cannot be opened: {error}") from None

@@ -1,7 +1,7 @@
 """Safeguard 2: each actor of the tables has workers of its own, so that none waits for another's.
 
-Rows name their actor: ``io`` moves bytes of tiers, ``cpu`` rebuilds indexes, ``gpu`` runs kernels in its own stream.  Rows
-of requests and of the allocator run in the caller's thread.
+Rows name their actor: ``io`` moves bytes of tiers, ``cpu`` rebuilds indexes, ``gpu`` runs kernels in its own stream.
+Rows of requests and of the allocator run in the caller's thread.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,9 @@ class Pipelines:
 
     def __init__(self, device: torch.device, io: int, cpu: int) -> None:
         self.device = device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         sizes = {"io": io, "cpu": cpu, "gpu": 1}
         self.pools = {
             name: ThreadPoolExecutor(size, thread_name_prefix=f"hybridkv-{name}") for name, size in sizes.items()
@@ -28,7 +30,7 @@ class Pipelines:
     def submit(self, actor: str, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> "Future[R]":
         """Runs work on an actor's pipeline."""
         if actor == "gpu" and self.stream is not None:
-            return self.pools[actor].submit(self.on_stream, work, *args, **kwargs)
+            return self.pools[actor].submit(lambda: self.on_stream(work, *args, **kwargs))
         return self.pools[actor].submit(work, *args, **kwargs)
 
     def on_stream(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

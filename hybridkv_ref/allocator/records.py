@@ -1,12 +1,12 @@
 """What the allocator hands out: segments, leases, hits, verdicts, descriptors.
 
-A segment's record is used again after its memory was freed, as a slot of a real cache is; its generation tells the lives
-apart.  Whatever a record shows of its stage, range or counts is read from the table state, never kept beside it.
+A segment's record is used again after its memory was freed, as a slot of a real cache is; its generation tells the
+lives apart.  Whatever a record shows of its stage, range or counts is read from the table state, never kept beside it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,27 @@ from hybridkv_ref.allocator.arena import Slots
 from hybridkv_ref.allocator.geometry import GroupGeometry
 from hybridkv_ref.recovery import Hit as RecoveryHit
 
-if TYPE_CHECKING:
-    from hybridkv_ref.allocator.tiers import StoredObject
-
 FOREVER = 1 << 60
 """A time at which no eviction schedule arrives."""
+
+
+@dataclass(eq=False, slots=True)
+class StoredObject:
+    """A durable copy of neighbouring segments of one group.  ``keys`` and ``spans``: prefix and tokens of each part."""
+
+    group: GroupGeometry
+    entity: Any
+    medium: str
+    name: str
+    location: str
+    keys: tuple[bytes, ...]
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def stage(self) -> str:
+        """Its stage, as the tables name it."""
+        stage: str = self.entity.stage
+        return stage
 
 
 @dataclass(eq=False, slots=True)
@@ -34,7 +50,7 @@ class CacheSegment:
     entity: Any
     slots: Slots | None = None
     key: bytes | None = None
-    stored: "StoredObject | None" = None
+    stored: StoredObject | None = None
     last_accessed: int = 0
 
     @property
@@ -130,7 +146,8 @@ class Verdict:
         if self.accepted:
             return f"{self.layer}: accepted"
         shown = ", ".join(f"{n}={v}" for n, v in self.values.items())
-        return f"{self.layer}: {self.event} refused {self.segment} by '{self.guard}' with {shown} ({', '.join(self.rules)})"
+        rules = ", ".join(self.rules)
+        return f"{self.layer}: {self.event} refused {self.segment} by '{self.guard}' with {shown} ({rules})"
 
 
 @dataclass(eq=False, slots=True)

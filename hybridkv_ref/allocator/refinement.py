@@ -1,8 +1,8 @@
 """The allocator beside the tables: what memory and files say is what the tables say, after every step.
 
-``Shadow`` fires each row a second time, in a machine of its own over the pristine tables: a change that no row made, or a
-row that the tables refuse, is found at once.  ``abstraction`` reads arenas, block tables and files without asking the
-allocator's books for any count; ``differences`` compares it with the table state.
+``Shadow`` fires each row a second time, in a machine of its own over the pristine tables: a change that no row made,
+or a row that the tables refuse, is found at once.  ``abstraction`` reads arenas, block tables and files without asking
+the allocator's books for any count; ``differences`` compares it with the table state.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from hybridkv_ref.allocator.ledger import machine_for
 from hybridkv_ref.allocator.media import TEMPORARY, Files
 from hybridkv_ref.compile_py import attribute
 from hybridkv_ref.machine import Entity, Refused, World
-from hybridkv_ref.tables import CLASS_OF, HANDOFFS, ROLES, Property, Tables
+from hybridkv_ref.tables import CLASS_OF, HANDOFFS, ROLES, Property, Tables, Var
 
 State = dict[tuple[str, str], Any]
 
@@ -154,15 +154,42 @@ def _memory(allocator: HeterogeneousAllocator) -> Iterator[str]:
 
 
 def _sums(allocator: HeterogeneousAllocator) -> Iterator[str]:
-    tables, ledger = allocator.ledger.tables, allocator.ledger
-    world = ledger.lanes[0].world
+    ledger = allocator.ledger
+    tables, world = ledger.tables, ledger.lanes[0].world
+    members: dict[tuple[str, str], list[Any]] = {}
+    for entity in ledger.made:
+        members.setdefault((entity.cls, entity.kind), []).append(entity)
     for name, var in tables.globals.items():
         if var.sums and getattr(ledger.pool, attribute(name)) != (total := world.recount(var)):
             yield f"{name} is {getattr(ledger.pool, attribute(name))}, adds up to {total}"
-    for entity in ledger.made:
-        for name, var in tables.vars_of(entity.cls, entity.kind).items():
-            if var.sums and getattr(entity, attribute(name)) != (total := world.recount(var, entity)):
-                yield f"{entity.name}.{name} is {getattr(entity, attribute(name))}, adds up to {total}"
+    for (cls, kind), owners in members.items():
+        for name, var in tables.vars_of(cls, kind).items():
+            if var.sums:
+                totals = _totals(allocator, var, members)
+                for owner in owners:
+                    if getattr(owner, attribute(name)) != (total := totals.get(id(owner), 0)):
+                        yield f"{owner.name}.{name} is {getattr(owner, attribute(name))}, adds up to {total}"
+
+
+def _totals(
+    allocator: HeterogeneousAllocator, var: Var, members: Mapping[tuple[str, str], Sequence[Any]]
+) -> dict[int, int]:
+    """A sum by owner, added up in one pass over the entities that it counts."""
+    ledger = allocator.ledger
+    machine = ledger.lanes[0].world.machine
+    totals: dict[int, int] = {}
+    for share in var.sums:
+        role = next(r for r, c in CLASS_OF.items() if c == share.cls)
+        for (cls, _), entities in members.items():
+            for entity in entities if cls == share.cls else ():
+                by_role = {role: entity, **entity.refs}
+                owner = by_role.get(share.via)
+                found = share.terms.get(by_role["self"].kind if "self" in by_role else "")
+                if owner is not None and found is not None:
+                    roles = machine.roles(found, share.cls)
+                    amount = int(machine.predicate(found, share.cls)(ledger.pool, *(by_role[r] for r in roles)))
+                    totals[id(owner)] = totals.get(id(owner), 0) + amount
+    return totals
 
 
 def _invariants(allocator: HeterogeneousAllocator) -> Iterator[str]:

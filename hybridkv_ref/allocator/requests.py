@@ -1,7 +1,8 @@
 """Requests: their records in every lane, their end, and their end at any time.
 
-An abort names no row.  The tables mark as fair the rows that always end a request, its leases and its copies; those that are
-enabled are fired until the request is at rest, in the order in which the tables list them, waiting for copies that run.
+An abort names no row.  The tables mark as fair the rows that always end a request, its leases and its copies; those
+that are enabled are fired until the request is at rest, in the order in which the tables list them, waiting for copies
+that run.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,10 @@
 """Tiers: durable copies of segments, and the loads that bring them back, each step a row of the tables.
 
-A spill writes an object of one or more neighbouring segments of one group; it counts once it is sealed.  A load waits with a
-ticket for its turn, takes its I/O slot and the memory of all its targets at once, reads outside the lock, and turns the
-targets readable only after every part arrived and the checksum held.  Whatever goes wrong ends in the rows that fail: a
-load that failed is a miss.  Work that moves bytes runs on the io pipeline; at most ``most_waiting`` loads are in the queue.
+A spill writes an object of one or more neighbouring segments of one group; it counts once it is sealed.  A load waits
+with a ticket for its turn, takes its I/O slot and the memory of all its targets at once, reads outside the lock, and
+turns the targets readable only after every part arrived and the checksum held.  Whatever goes wrong ends in the rows
+that fail: a load that failed is a miss.  Work that moves bytes runs on the io pipeline; at most ``most_waiting`` loads
+are in the queue.
 """
 
 import threading
@@ -21,31 +22,12 @@ from hybridkv_ref.allocator.eviction import Evictor
 from hybridkv_ref.allocator.geometry import GroupGeometry
 from hybridkv_ref.allocator.media import Description, Medium, MediumError, on_host
 from hybridkv_ref.allocator.pipelines import Pipelines
-from hybridkv_ref.allocator.records import CacheSegment
+from hybridkv_ref.allocator.records import CacheSegment, StoredObject
 from hybridkv_ref.compile_py import attribute
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.expr import refs
 from hybridkv_ref.lanes import DEVICE, pressure
 from hybridkv_ref.machine import Refused
-
-
-@dataclass(eq=False, slots=True)
-class StoredObject:
-    """A durable copy of neighbouring segments of one group.  ``keys`` and ``spans``: prefix and tokens of each part."""
-
-    group: GroupGeometry
-    entity: Any
-    medium: str
-    name: str
-    location: str
-    keys: tuple[bytes, ...]
-    spans: tuple[tuple[int, int], ...]
-
-    @property
-    def stage(self) -> str:
-        """Its stage, as the tables name it."""
-        stage: str = self.entity.stage
-        return stage
 
 
 @dataclass(eq=False, slots=True)
@@ -100,7 +82,7 @@ class Tiers:
     # -- rows of objects -----------------------------------------------------------------------------------------------
     def fire(self, entity: Any, row: str, **inputs: int) -> None:
         """A row of one object."""
-        self.ledger.fire(self.lane, self.ledger.event_id(self.ledger.store, row), entity, **inputs)
+        self.ledger.fire(self.lane, self.ledger.event_id(self.ledger.store, row), entity, settle=None, **inputs)
 
     def can(self, entity: Any, row: str, **inputs: int) -> bool:
         """Whether it could fire now."""
@@ -277,7 +259,7 @@ class Tiers:
 
     # -- load ----------------------------------------------------------------------------------------------------------
     def want(self, stored: StoredObject, need_until: int) -> "Future[bool] | None":
-        """Queues a load, or joins the one that is queued; None where the object may not be wanted or the queue is full."""
+        """Queues a load, or joins the one that is queued; None where the tables refuse or the queue is full."""
         with self.ledger.lock:
             running = self.loads.get(stored)
             if running is not None:
@@ -439,7 +421,8 @@ class Tiers:
 
     # -- a new process -------------------------------------------------------------------------------------------------
     def reopen(self, medium: str, group_of: Callable[[str], GroupGeometry]) -> int:
-        """Finds what an earlier process sealed on a medium: the state that the tables' crash leaves.  Gives their count.
+        """Finds what an earlier process sealed on a medium: the state that the tables' crash leaves.  Gives their
+        count.
 
         Objects of another layout, model or schema are passed over.
         """

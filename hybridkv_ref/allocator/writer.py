@@ -1,7 +1,7 @@
 """The writer's side: allocate, append, commit, and one grid unit of every group at once.
 
-Memory is asked for by firing the row that admits a segment.  Where a cap refuses it, the evictor makes room and the row is
-fired again; any other refusal goes to the caller.
+Memory is asked for by firing the row that admits a segment.  Where a cap refuses it, the evictor makes room and the
+row is fired again; any other refusal goes to the caller.
 """
 
 from collections.abc import Callable
@@ -89,9 +89,8 @@ class Writer:
                 expected = group.rows(start, end + count) - first
                 capacity = (0 if segment.slots is None else segment.slots.shape[1]) * group.page.entries
                 if rows.shape[:2] != (group.layers, expected) or first + expected > capacity:
-                    raise InputError(
-                        f"append:rows: expected [{group.layers}, {expected}, bytes] within {capacity} rows, got {list(rows.shape)}"
-                    )
+                    wanted = f"[{group.layers}, {expected}, bytes] within {capacity} rows"
+                    raise InputError(f"append:rows: expected {wanted}, got {list(rows.shape)}")
                 self.book.write_rows(segment, first, rows)
             self.book.fire_lease(lease, "append", at=end, n=count)
 

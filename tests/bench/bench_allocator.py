@@ -55,10 +55,10 @@ def validation() -> None:
     allocator.close()
 
 
-def serving(requests: int = 300) -> None:
-    """Prompts of 4,096 tokens that share a prefix of any number of units with one of 8 families."""
-    geometry = thin(build(load_model("deepseek-v4-flash")))
-    caps = {kind: 6 * amount for kind, amount in size_caps(geometry, 4096).items()}
+def serving(unit: int, requests: int = 200) -> None:
+    """Prompts of 4,096 tokens that share a prefix of any length with one of 8 families."""
+    geometry = thin(build(load_model("deepseek-v4-flash"), unit))
+    caps = {kind: 40 * amount for kind, amount in size_caps(geometry, 4096).items()}
     allocator = HeterogeneousAllocator(geometry, sum(caps.values()), kind_bytes=caps, poison=False)
     rng = np.random.default_rng(0)
     families = rng.integers(0, 50_000, (8, 4096))
@@ -82,12 +82,14 @@ def serving(requests: int = 300) -> None:
     wall = time.perf_counter() - begin
     rows = allocator.ledger.fired - fired
     print(
-        f"serving: {requests} requests of 4,096 tokens, {saved / (requests * 4096):.1%} saved, {rows:,} rows, "
-        f"{len(allocator.segments())} segments at the end: {requests / wall:.0f} requests/s, {wall / rows * 1e6:.1f} us per row"
+        f"serving, segments of {unit} tokens: {requests} requests of 4,096 tokens, "
+        f"{saved / (requests * 4096):.1%} saved, {rows:,} rows, {len(allocator.segments())} segments at the end: "
+        f"{requests / wall:.0f} requests/s, {wall / rows * 1e6:.1f} us per row"
     )
     allocator.close()
 
 
 if __name__ == "__main__":
     validation()
-    serving()
+    for tokens in (256, 512, 1024):
+        serving(tokens)

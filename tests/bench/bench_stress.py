@@ -1,8 +1,9 @@
-"""Eight threads on one allocator for a time: `python tests/bench/bench_stress.py [SECONDS]`; a reader must see its bytes.
+"""Eight threads on one allocator for a time: `python tests/bench/bench_stress.py [SECONDS]`; a reader must see its
+bytes.
 
-Each thread serves prompts of a few families that share prefixes, on memory for a fraction of them, with a disk tier below;
-one more evicts, prefetches and cancels loads. At the end the state is compared with memory and files, and drained. Then
-the same without the guard that looks at the pins: it has to be caught.
+Each thread serves prompts of a few families that share prefixes, on memory for a fraction of them, with a disk tier
+below; one more evicts, prefetches and cancels loads. At the end the state is compared with memory and files, and
+drained. Then the same without the guard that looks at the pins: it has to be caught.
 """
 
 import random
@@ -15,13 +16,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from allocator_tools import TABLES, UNIT, make, prompt, run  # noqa: E402
-from test_allocator_rules import without  # noqa: E402
-from test_allocator_threads import Torn, touch  # noqa: E402
+from allocator_tools import TABLES, make, prompt, run
+from test_allocator_rules import without
+from test_allocator_threads import Torn, touch
 
-from hybridkv_ref.allocator import NotAdmitted  # noqa: E402
-from hybridkv_ref.allocator.refinement import differences  # noqa: E402
-from hybridkv_ref.machine import Refused  # noqa: E402
+from hybridkv_ref.allocator import NotAdmitted
+from hybridkv_ref.allocator.lockstep import UNIT
+from hybridkv_ref.allocator.refinement import differences
+from hybridkv_ref.machine import Refused
 
 
 class Count:
@@ -97,7 +99,7 @@ def stress(seconds: float, tables: Any, threads: int = 8) -> Count:
     """Runs the threads; what they did and saw."""
     count = Count()
     with tempfile.TemporaryDirectory() as folder:
-        allocator = make(Path(folder), tables=tables, device_bytes=14_000)
+        allocator = make(Path(folder), tables=tables, device_bytes=30_000)
         end = time.monotonic() + seconds
         work = [threading.Thread(target=guarded, args=(serve, allocator, i, end, count)) for i in range(threads)]
         work.append(threading.Thread(target=guarded, args=(press, allocator, end, count)))
@@ -117,8 +119,9 @@ def stress(seconds: float, tables: Any, threads: int = 8) -> Count:
         rows, outcomes = allocator.ledger.fired, allocator.tiers.outcomes
         allocator.close()
     print(
-        f"{threads} threads, {seconds:g} s: {count.requests:,} requests, {count.hits:,} hits, {count.reads:,} segment reads, "
-        f"{rows:,} rows, {count.refused} refused by a cap, tiers {outcomes}: {len(count.torn)} torn reads, "
+        f"{threads} threads, {seconds:g} s: {count.requests:,} requests, {count.hits:,} hits, "
+        f"{count.reads:,} segment reads, {rows:,} rows, {count.refused} refused by a cap, "
+        f"tiers {outcomes}: {len(count.torn)} torn reads, "
         f"{len(count.faults)} other violations {(count.torn + count.faults)[:2]}",
         flush=True,
     )
