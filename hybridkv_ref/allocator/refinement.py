@@ -6,6 +6,7 @@ the allocator's books for any count; ``differences`` compares it with the table 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hybridkv_ref.allocator.arena import NULL_SLOT, POISON
 from hybridkv_ref.allocator.ledger import machine_for
 from hybridkv_ref.allocator.media import TEMPORARY, Files
 from hybridkv_ref.compile_py import attribute
-from hybridkv_ref.machine import Entity, Refused, World
+from hybridkv_ref.machine import Entity, Machine, Refused, World
 from hybridkv_ref.tables import CLASS_OF, HANDOFFS, ROLES, Property, Tables, Var
 
 State = dict[tuple[str, str], Any]
@@ -180,61 +181,84 @@ def _totals(
     totals: dict[int, int] = {}
     for share in var.sums:
         role = next(r for r, c in CLASS_OF.items() if c == share.cls)
+        terms = {
+            kind: (machine.roles(term, share.cls), machine.predicate(term, share.cls))
+            for kind, term in share.terms.items()
+        }
         for (cls, _), entities in members.items():
             for entity in entities if cls == share.cls else ():
                 by_role = {role: entity, **entity.refs}
                 owner = by_role.get(share.via)
-                found = share.terms.get(by_role["self"].kind if "self" in by_role else "")
+                found = terms.get(by_role["self"].kind if "self" in by_role else "")
                 if owner is not None and found is not None:
-                    roles = machine.roles(found, share.cls)
-                    amount = int(machine.predicate(found, share.cls)(ledger.pool, *(by_role[r] for r in roles)))
+                    amount = int(found[1](ledger.pool, *(by_role[role] for role in found[0])))
                     totals[id(owner)] = totals.get(id(owner), 0) + amount
     return totals
 
 
 def _invariants(allocator: HeterogeneousAllocator) -> Iterator[str]:
+    subjects = _Subjects(allocator)
     for prop in allocator.ledger.tables.forms("invariant"):
-        for lane, entities in _subjects(allocator, prop):
-            machine = lane.world.machine
-            roles = machine.roles(prop.expr, prop.scope)
-            by_role = dict(zip(ROLES[prop.scope], entities, strict=True))
-            if not machine.predicate(prop.expr, prop.scope)(lane.world.pool, *(by_role[r] for r in roles)):
+        at = _positions(prop)
+        functions = [lane.world.machine.predicate(prop.expr, prop.scope) for lane in allocator.ledger.lanes]
+        for lane, entities in subjects.of(prop):
+            if not functions[lane](allocator.ledger.pool, *(entities[i] for i in at)):
                 yield f"{prop.id} does not hold of {', '.join(e.name for e in entities) or 'the pool'}: {prop.text}"
 
 
-def _subjects(allocator: HeterogeneousAllocator, prop: Property) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """(lane, entities) for each choice of entities that a property is stated for."""
-    ledger = allocator.ledger
-    lane_of = {g.index: ledger.lane_of[g.name] for g in allocator.geometry.groups}
-    roles = ROLES[prop.scope]
-    if not roles:
-        yield ledger.lanes[0], ()
-        return
-    records = {
-        id(r): lane
-        for request in allocator.requests.running.values()
-        for lane, r in zip(ledger.lanes, request.records, strict=True)
-    }
-    for entity in ledger.made:
-        last = roles[-1]
-        if entity.cls != CLASS_OF[last]:
-            continue
-        by_role = {last: entity, **entity.refs}
+@lru_cache(maxsize=4096)
+def _positions(prop: Property) -> tuple[int, ...]:
+    """Where the entities that a property names stand among those of its scope."""
+    return tuple(ROLES[prop.scope].index(role) for role in Machine.roles(prop.expr, prop.scope))
+
+
+class _Subjects:
+    """The choices of entities for each scope and kinds: (index of the lane, entities)."""
+
+    def __init__(self, allocator: HeterogeneousAllocator) -> None:
+        self.ledger = ledger = allocator.ledger
+        self.lane_of = {g.index: ledger.lane_of[g.name].index for g in allocator.geometry.groups}
+        self.requests = {
+            id(record): lane.index
+            for request in allocator.requests.running.values()
+            for lane, record in zip(ledger.lanes, request.records, strict=True)
+        }
+        self.found: dict[tuple[str, tuple[tuple[str, str], ...]], list[tuple[int, tuple[Any, ...]]]] = {}
+        for entity in ledger.made:
+            for scope, roles in ROLES.items():
+                if roles and CLASS_OF[roles[-1]] == entity.cls:
+                    self.enter(scope, roles, entity)
+
+    def enter(self, scope: str, roles: tuple[str, ...], entity: Any) -> None:
+        """One entity, with those that it belongs to."""
+        by_role = {roles[-1]: entity, **entity.refs}
         if not all(role in by_role for role in roles):
-            continue
-        if any(role in by_role and by_role[role].kind != kind for role, kind in prop.kinds.items()):
-            continue
+            return
+        if scope in HANDOFFS and entity.stage == self.ledger.tables.stages[scope][0]:
+            return
         if entity.cls == "request":
-            lane = records.get(id(entity))
-            uses = prop.kinds.get("self", "")
-            if lane is None or (uses and uses not in lane.kinds):
-                continue
+            if id(entity) not in self.requests:
+                return
+            lane = self.requests[id(entity)]
         else:
-            at = next((e.group for r, e in by_role.items() if e.cls == "segment" and e.kind != ledger.store), None)
-            lane = lane_of[at] if at is not None else ledger.lanes[0]
-            if prop.scope in HANDOFFS and entity.stage == ledger.tables.stages[prop.scope][0]:
+            segments = (e for e in by_role.values() if e.cls == "segment" and e.kind != self.ledger.store)
+            first = next(segments, None)
+            lane = 0 if first is None else self.lane_of[first.group]
+        kinds = tuple((role, by_role[role].kind) for role in roles if CLASS_OF[role] == "segment")
+        self.found.setdefault((scope, kinds), []).append((lane, tuple(by_role[role] for role in roles)))
+
+    def of(self, prop: Property) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """The choices for which a property is stated."""
+        if not ROLES[prop.scope]:
+            yield 0, ()
+            return
+        for (scope, kinds), members in self.found.items():
+            if scope != prop.scope or any(prop.kinds.get(role, kind) != kind for role, kind in kinds):
                 continue
-        yield lane, tuple(by_role[role] for role in roles)
+            of_kind = prop.kinds.get("self", "") if prop.scope == "request" else ""
+            for lane, entities in members:
+                if not of_kind or of_kind in self.ledger.lanes[lane].kinds:
+                    yield lane, entities
 
 
 def _files(allocator: HeterogeneousAllocator) -> Iterator[str]:
