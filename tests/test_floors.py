@@ -120,6 +120,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "allocator.lockstep",
         "allocator.media",
         "allocator.pipelines",
+        "allocator.rebuild",
         "allocator.records",
         "allocator.refinement",
         "allocator.requests",

@@ -35,6 +35,7 @@ from hybridkv_ref.allocator.hits import Hits
 from hybridkv_ref.allocator.ledger import Ledger, Observer
 from hybridkv_ref.allocator.media import Files, HostMemory, Medium
 from hybridkv_ref.allocator.pipelines import Pipelines
+from hybridkv_ref.allocator.rebuild import Encode, outdated, rebuild
 from hybridkv_ref.allocator.records import (
     FOREVER,
     CacheSegment,
@@ -342,6 +343,10 @@ class HeterogeneousAllocator:
     def graph_row(self, graph: Any, row: str, **inputs: int | bool) -> None:
         """A row of a captured graph; Refused where its topology has moved on."""
         self.ledger.fire(self.ledger.lanes[0], self.ledger.event_id("graph", row), graph, settle=None, **inputs)
+
+    def rebuild(self, encode: Encode) -> "list[Future[None]]":
+        """Encodes the stored keys anew of every index segment that is out of date, on the CPU pipeline."""
+        return [self.pipelines.submit("cpu", rebuild, self.book, s, encode) for s in outdated(self.book)]
 
     def limit(self, device_bytes: int) -> None:
         """Another cap of the device, at most that of the start: what no longer fits is evicted first.

@@ -192,7 +192,8 @@ def lockstep(seconds: float, seed: int = 0, spec: Path = SPEC_DIR) -> Outcome:
                 for _ in range(150):
                     if time.monotonic() < end and not driver.outcome.faults and not shadow.faults:
                         driver.step()
-                driver.end()
+                if not driver.outcome.faults and not shadow.faults:  # a state that is wrong need not drain
+                    driver.end()
         seed += 1
         events |= shadow.counts.keys()
         total.faults += driver.outcome.faults + shadow.faults
