@@ -198,6 +198,8 @@ def cmd_simulate(args: argparse.Namespace) -> int:
     requests: Iterator[Request] = (
         read_trace(args.trace) if args.trace else generate(args.workload, args.requests, args.seed)
     )
+    if args.memory == "real":
+        return _on_real_memory(args, requests)
     report = simulate(
         requests,
         load_model(args.model, args.spec),
@@ -212,6 +214,29 @@ def cmd_simulate(args: argparse.Namespace) -> int:
         print(msgspec.json.encode(report).decode())
     else:
         Console().print(report_table(report))
+    return 0
+
+
+def _on_real_memory(args: argparse.Namespace, requests: "Iterator[Request]") -> int:
+    import msgspec
+    from rich.console import Console
+    from rich.table import Table
+
+    from hybridkv_ref.allocator.replay import replay
+    from hybridkv_ref.models import load_model
+
+    if args.recovery != "full" or args.io_bandwidth:
+        raise InputError("simulate:memory: real memory recovers in full, at the speed of its disk")
+    model = load_model(args.model, args.spec)
+    report = replay(requests, model, size(args.gpu_memory), size(args.disk), args.alignment, args.spec)
+    if args.json:
+        print(msgspec.json.encode(report).decode())
+        return 0
+    table = Table("on real memory", "")
+    for name, value in msgspec.structs.asdict(report).items():
+        shown = ", ".join(f"{k} {v:,}" for k, v in value.items()) if isinstance(value, dict) else value
+        table.add_row(name.replace("_", " "), f"{shown:,}" if isinstance(shown, int) else str(shown))
+    Console().print(table)
     return 0
 
 
@@ -272,6 +297,12 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--disk", default="0", metavar="SIZE", help="durable store (default: none)")
     sub.add_argument("--alignment", type=int, metavar="N", help="tokens (default: the model's)")
     sub.add_argument("--recovery", choices=("full", "bounded", "zero-exact"), default="full")
+    sub.add_argument(
+        "--memory",
+        choices=("tables", "real"),
+        default="tables",
+        help="real: the reference allocator's arenas and files",
+    )
     sub.add_argument("--io-bandwidth", metavar="RATE", help="bytes per second of loads, e.g. 25GB/s")
     sub.add_argument("--workload", choices=WORKLOADS, default=DEFAULT_WORKLOAD, help="what to generate without a trace")
     sub.add_argument("--requests", type=int, default=1000, help="how many to generate")

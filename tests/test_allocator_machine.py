@@ -44,7 +44,7 @@ class Histories(RuleBasedStateMachine):
         self.late: list[Any] = []
         self.allocator: HeterogeneousAllocator
 
-    @initialize(device=st.sampled_from((4_000, 8_000, 20_000)), disk=st.sampled_from((1_000, 6_000, 100_000)))
+    @initialize(device=st.sampled_from((4_000, 9_000)), disk=st.sampled_from((1_500, 100_000)))
     def begin(self, device: int, disk: int) -> None:
         self.allocator = make(self.folder, shadow=True, device_bytes=device, store_bytes=disk, io_slots=1)
         self.after()
@@ -229,7 +229,7 @@ def spoil(path: Path, fault: str) -> None:
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestHistories.settings = settings(max_examples=10, stateful_step_count=20, deadline=None)
 
 
 @pytest.mark.deep

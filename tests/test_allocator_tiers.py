@@ -1,5 +1,6 @@
 """Tiers, rebuilds and the check of refinement itself: what must be found is found."""
 
+import json
 import shutil
 import threading
 from collections.abc import Callable
@@ -16,10 +17,13 @@ from hybridkv_ref.allocator.arena import POISON, Arena
 from hybridkv_ref.allocator.lockstep import UNIT, keep_all, lockstep, small_model
 from hybridkv_ref.allocator.media import Files, HostMemory, MediumError
 from hybridkv_ref.allocator.refinement import abstraction, differences, occupied
+from hybridkv_ref.allocator.replay import tokens_of
+from hybridkv_ref.cli import main
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.layouts import load
 from hybridkv_ref.machine import Refused
 from hybridkv_ref.paths import SPEC_DIR
+from hybridkv_ref.request_traces import Request
 
 TOKENS = prompt("ABC", 3 * UNIT + 1)
 
@@ -356,3 +360,27 @@ def test_the_grid_has_to_fit_every_group() -> None:
     with pytest.raises(InputError, match="no group named 'nothing'"):
         build(small_model(), pages={"nothing": load("bf16").page(4, dim=8)})
     assert build(small_model(), 24).unit == 24
+
+
+# ---- A trace on real memory ------------------------------------------------------------------------------------------
+def test_a_trace_is_served_on_real_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["simulate", "--memory", "real", "--model", "deepseek-v4-flash", "--gpu-memory", "1GB"]
+    assert main([*arguments, "--workload", "conversation", "--requests", "4", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["requests"] == 4
+    assert 0 < report["saved_tokens"] < report["input_tokens"]
+    assert report["rows"] > 0
+    assert main([*arguments, "--recovery", "bounded"]) == 2
+    assert "real memory recovers in full" in capsys.readouterr().err
+
+
+def test_prompts_of_a_trace_share_what_it_says() -> None:
+    one = tokens_of(Request(0.0, 20, 1, 8, (5, 6, 7)), 0)
+    other = tokens_of(Request(0.0, 20, 1, 8, (5, 6, 9)), 1)
+    assert (one[:16] == other[:16]).all()
+    assert not set(one[16:]) & set(other[16:])
+    lengths = [tokens_of(Request(0.0, 4, 1, 0, ()), number) for number in (0, 1)]
+    assert not set(lengths[0]) & set(lengths[1])
+    short = tokens_of(Request(0.0, 20, 1, 8, (5,)), 0)
+    assert len(short) == 20
+    assert (short[:8] == one[:8]).all()

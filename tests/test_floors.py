@@ -123,6 +123,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "allocator.rebuild",
         "allocator.records",
         "allocator.refinement",
+        "allocator.replay",
         "allocator.requests",
         "allocator.tiers",
         "allocator.writer",

@@ -288,6 +288,7 @@ class Tiers:
         """Takes slot and memory for the load whose turn it is, or gives its turn up; False if it has to wait."""
         source, group = load.stored.entity, load.stored.group
         need = sum(group.size(*span) for span in load.stored.spans)
+        again = False
         while True:
             try:
                 self.fire(source, "load_begin", need=need)
@@ -301,8 +302,13 @@ class Tiers:
                     self.fire(source, "skip")
                     self.end(load, False, "load skipped: no memory")
                     return True
-                if any(other.targets for other in self.loads.values()):
+                with self.ledger.lock:
+                    running = any(other not in self.queue for other in self.loads.values())
+                if running:
                     return False  # another load has the slot; its end pumps again
+                if not again:  # it may have ended between the refusal and the look
+                    again = True
+                    continue
                 self.leave_queue(load)
                 self.fire(source, "skip")
                 self.end(load, False, f"load skipped: {refused.guard.text}")
