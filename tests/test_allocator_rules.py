@@ -17,6 +17,7 @@ from allocator_tools import GEOMETRY, TABLES, cold, hit, make, prompt, run
 
 from hybridkv_ref.allocator import HeterogeneousAllocator, HitLease, NotAdmitted, build, demand, size_caps
 from hybridkv_ref.allocator.abi import describe, io_slack, unserved
+from hybridkv_ref.allocator.admission import gate
 from hybridkv_ref.allocator.arena import NULL_SLOT
 from hybridkv_ref.allocator.lockstep import UNIT, keep_all, small_model
 from hybridkv_ref.allocator.media import Files
@@ -487,10 +488,20 @@ def test_sizing_and_gate_use_one_formula_and_it_is_exact(length: int) -> None:
         block = min(g.block_bytes for g in GEOMETRY.groups if g.kind == kind)
         if not amount:
             continue
-        small = make(kind_bytes={**needed, kind: amount - block}, device_bytes=sum(needed.values()))
         with pytest.raises(NotAdmitted, match="HKV-S1-011"):
-            small.match(tokens)
-        assert small.requests.running == {}
+            gate(GEOMETRY, {**needed, kind: amount - block}, sum(needed.values()), length)
+    with pytest.raises(NotAdmitted, match="HKV-S1-011"):
+        gate(GEOMETRY, needed, sum(needed.values()) - 1, length)
+
+
+def test_a_request_that_would_not_fit_an_empty_pool_leaves_no_trace() -> None:
+    needed = demand(GEOMETRY, 3 * UNIT)
+    allocator = make(kind_bytes=needed, device_bytes=sum(needed.values()))
+    with pytest.raises(NotAdmitted, match=r"needs=.*cap=.*\(HKV-S1-011\)"):
+        allocator.match(prompt("ABCD", 4 * UNIT))
+    assert allocator.requests.running == {}
+    assert allocator.segments() == []
+    allocator.finish(hit(allocator, prompt("ABC", 3 * UNIT))[0])
 
 
 @pytest.mark.parametrize("units", [1, 2, 3, 5])

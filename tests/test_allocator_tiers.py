@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -384,3 +385,23 @@ def test_prompts_of_a_trace_share_what_it_says() -> None:
     short = tokens_of(Request(0.0, 20, 1, 8, (5,)), 0)
     assert len(short) == 20
     assert (short[:8] == one[:8]).all()
+
+
+# ---- Two positions ---------------------------------------------------------------------------------------------------
+def test_a_replay_stands_in_for_a_missing_tail_and_writes_nothing_before_the_frontier() -> None:
+    """Computing starts before the frontier: the next fold's halo is computed again, entries are read up to it."""
+    model = small_model()
+    model = msgspec.structs.replace(model, groups=tuple(g for g in model.groups if g.name != "state"))
+    allocator = make(geometry=build(model, policy=keep_all()), replay=UNIT)
+    cold(allocator, TOKENS)
+    for segment in allocator.segments():
+        if segment.group.name == "tail":
+            assert allocator.evictor.evict(segment)
+    request, lease = hit(allocator, TOKENS)
+    assert (lease.plan.r, lease.plan.frontier) == (3 * UNIT - 4, 3 * UNIT)
+    assert {segment.group.name for segment in lease.segments} == {"window", "csa", "index", "hca"}
+    written = allocator.extend(request, 3 * UNIT + 1)
+    assert all(segment.token_range[0] >= 3 * UNIT for segment in written)
+    allocator.finish(request)
+    check(allocator)
+    allocator.close()
