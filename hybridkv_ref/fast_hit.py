@@ -67,20 +67,43 @@ class Plan:
     loaded: Mapping[str, int]
 
 
-@dataclass(slots=True)
-class _Holes:
-    """The blocks that a ranged group lacks, in order, of those that any candidate may need; None: it lacks none."""
+class _Plain:
+    """A group that is asked candidate by candidate."""
 
-    group: Group
-    missing: list[int] | None
+    __slots__ = ("group", "held")
 
-    def first(self, lo: int, hi: int) -> tuple[int, bool] | None:
-        """(position of a missing block of positions [lo, hi), whether the block begins there); None if all are there.
+    def __init__(self, group: Group, held: Contents) -> None:
+        self.group, self.held = group, held
+
+    def hole(self, s: int, frontier: int) -> tuple[int, bool] | None:
+        """None if the group can resume; else a hole that rules out nothing more."""
+        return None if can_resume(self.group, self.held, s, frontier) else (0, False)
+
+
+class _Ranged:
+    """A group whose need grows, with the blocks that it lacks of those that any candidate may need, in order."""
+
+    __slots__ = ("group", "missing", "need", "unit")
+
+    def __init__(self, group: Group, held: Contents, top: int) -> None:
+        self.group, self.unit, self.need = group, group.unit, group.need
+        limit = -(-group.need(top, top)[1] // group.unit)
+        lacking = ~held.blocks & ((1 << limit) - 1)
+        self.missing: list[int] = []
+        if lacking:
+            bits = np.frombuffer(lacking.to_bytes(limit // 8 + 1, "little"), dtype=np.uint8)
+            self.missing = np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist()
+
+    def hole(self, s: int, frontier: int) -> tuple[int, bool] | None:
+        """(position of a missing block of what is needed, whether the block begins there); None if all are there.
 
         A block that begins inside is preferred: it rules out every candidate that reaches it.
         """
-        unit, missing = self.group.unit, self.missing
-        if missing is None or lo >= hi:
+        missing, unit = self.missing, self.unit
+        if not missing:
+            return None
+        lo, hi, _ = self.need(s, frontier)
+        if lo >= hi:
             return None
         at = bisect.bisect_left(missing, -(-lo // unit))
         if at < len(missing) and (position := missing[at] * unit) < hi:
@@ -145,59 +168,33 @@ class Finder:
         found = self._search(contents, candidates, replay)
         return make_hit(self.groups, contents, matched, candidates, found, read_from=self.groups)
 
+    def _lookup(self, group: Group, held: Contents, top: int) -> _Plain | _Ranged:
+        return _Ranged(group, held, top) if self._jumps[group.name] else _Plain(group, held)
+
     def _search(self, contents: Mapping[str, Contents], candidates: range, replay: int) -> tuple[int, int]:
         top = candidates[0] if candidates else 0
-        ranged = [_holes(g, contents.get(g.name, NOTHING), top) for g in self.groups if self._jumps[g.name]]
-        others = [(g, contents.get(g.name, NOTHING)) for g in self.groups if not self._jumps[g.name]]
+        order = [self._lookup(g, contents.get(g.name, NOTHING), top) for g in self.groups]
         start = best = index = 0
         while index < len(candidates) and (frontier := candidates[index]) > start:
             s, low, following = frontier, max(frontier - replay, start + 1), index + 1
             while s >= low:
-                if (at := _refusing(others, s, frontier)) is not None:
-                    # The one that refuses stands first from now on: it likely refuses the next candidate, too.
-                    if at:
-                        others.insert(0, others.pop(at))
-                    s -= 1
-                elif (hole := _hole(ranged, s, frontier)) is None:
+                failed = next(((at, hole) for at, look in enumerate(order) if (hole := look.hole(s, frontier))), None)
+                if failed is None:
                     start, best = s, frontier
                     break
-                elif hole[2]:
-                    holes, position, _ = hole
-                    if s == frontier:
-                        following = _next_frontier(holes.group, position, candidates, index, replay)
-                    s = _last_start(holes.group, position, low, s, frontier)
-                else:
+                at, (position, jumps) = failed
+                group = order[at].group
+                # The one that refuses stands first from now on: it likely refuses the next candidate, too.
+                if at:
+                    order.insert(0, order.pop(at))
+                if not jumps:
                     s -= 1
+                    continue
+                if s == frontier:
+                    following = _next_frontier(group, position, candidates, index, replay)
+                s = _last_start(group, position, low, s, frontier)
             index = following
         return start, best
-
-
-def _holes(group: Group, held: Contents, top: int) -> _Holes:
-    """What a group lacks of the blocks that a candidate up to ``top`` may need."""
-    limit = -(-group.need(top, top)[1] // group.unit)
-    lacking = ~held.blocks & ((1 << limit) - 1)
-    if not lacking:
-        return _Holes(group, None)
-    bits = np.frombuffer(lacking.to_bytes(limit // 8 + 1, "little"), dtype=np.uint8)
-    return _Holes(group, np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist())
-
-
-def _hole(ranged: Sequence[_Holes], s: int, frontier: int) -> tuple[_Holes, int, bool] | None:
-    """A hole because of which (s, frontier) fails, one that rules out more if there is one."""
-    found = None
-    for holes in ranged:
-        lo, hi, _ = holes.group.need(s, frontier)
-        hole = holes.first(lo, hi)
-        if hole is not None:
-            found = (holes, *hole)
-            if hole[1]:
-                break
-    return found
-
-
-def _refusing(groups: Sequence[tuple[Group, Contents]], s: int, frontier: int) -> int | None:
-    """Index of the first group that cannot resume at (s, frontier)."""
-    return next((i for i, (group, held) in enumerate(groups) if not can_resume(group, held, s, frontier)), None)
 
 
 def _next_frontier(group: Group, position: int, candidates: range, index: int, replay: int) -> int:

@@ -8,10 +8,16 @@ definition is timed beside it.
 import statistics
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
+import msgspec
+import numpy as np
+
+from hybridkv_ref.allocator import CacheSegment, build
+from hybridkv_ref.allocator.index import Node, PrefixIndex
 from hybridkv_ref.fast_hit import Finder
 from hybridkv_ref.models import load_model
-from hybridkv_ref.recovery import Contents, from_model, longest_hit
+from hybridkv_ref.recovery import Contents, Hit, from_model, longest_hit
 
 TOKENS = 1_048_576
 
@@ -49,6 +55,29 @@ def main() -> None:
         print(f"{name:24} {blocks:9,} blocks, hit {hit.r:9,}: fast  {timed}")
         plain = milliseconds(lambda c=contents: longest_hit(groups, c, TOKENS, TOKENS + 1, model.alignment), 1)  # type: ignore[misc]
         print(f"{'':57}plain {plain}")
+    from_keys(finder)
+
+
+def from_keys(finder: Finder) -> None:
+    """From block keys instead of stored bitmaps: the index is asked for each key, then the search runs."""
+    model = load_model("deepseek-v4-flash")
+    groups = tuple(msgspec.structs.replace(g, layers=1, layer_ids=None) for g in model.groups)
+    geometry = build(msgspec.structs.replace(model, groups=groups))
+    index = PrefixIndex(geometry, [{"READY"} for _ in geometry.groups])
+    tokens = np.arange(TOKENS)
+    keys = index.keys(tokens, b"")
+    cached = CacheSegment(geometry.groups[0], SimpleNamespace(stage="READY"))
+    for key in keys:
+        node = index.nodes[key] = Node(len(geometry.groups))
+        node.segments = [cached] * len(geometry.groups)
+    search = Finder([g.recovery for g in geometry.groups])
+
+    def look() -> Hit:
+        path = index.path(keys)
+        return search.longest_hit(index.contents(path), TOKENS, TOKENS + 1, geometry.unit)
+
+    print(f"from {len(keys):,} keys of {geometry.unit} tokens, hit {look().r:9,}: {milliseconds(look, 30)}")
+    print(f"hashing the tokens into keys: {milliseconds(lambda: index.keys(tokens, b''), 5)}")
 
 
 if __name__ == "__main__":
