@@ -132,7 +132,7 @@ def other_tail(allocator: HeterogeneousAllocator) -> str | None:
     right = next(one for one in request.found if one.segment.group.name == "tail")
     allocator.book.fire_lease(right, "drop")
     request.found.remove(right)
-    allocator.hits.find(request, [wrong])
+    allocator.hits.find(request, [(wrong, wrong.key)])
     return verdict(allocator, allocator.pin(found))
 
 

@@ -237,11 +237,13 @@ class Tiers:
     def erase(self, stored: StoredObject) -> bool:
         """Deletes one object, unless it is wanted."""
         try:
-            self.fire(stored.entity, "retire")
+            with self.ledger.atomic(self.ledger.event_id(self.ledger.store, "retire")):
+                if stored not in self.objects:
+                    return False
+                self.fire(stored.entity, "retire")
+                self.forget(stored)
         except Refused:
             return False
-        with self.ledger.lock:
-            self.forget(stored)
         self.media[stored.medium].delete(stored.name)
         self.fire(stored.entity, "erase")
         self.rest(stored.group, stored.entity)
@@ -264,7 +266,10 @@ class Tiers:
             running = self.loads.get(stored)
             if running is not None:
                 return running.done
-            if len(self.loads) >= self.most_waiting or not self.can(stored.entity, "want", need_until=need_until):
+            # The record of an object that is gone may be another object's by now.
+            if stored not in self.objects or len(self.loads) >= self.most_waiting:
+                return None
+            if not self.can(stored.entity, "want", need_until=need_until):
                 return None
             self.fire(stored.entity, "want", need_until=need_until)
             load = self.loads[stored] = Load(stored)
@@ -411,7 +416,10 @@ class Tiers:
     def timer(self, stored: StoredObject) -> bool:
         """A load takes too long: no target of it will become readable, however late its bytes arrive."""
         try:
-            self.fire(stored.entity, "load_fail")
+            with self.ledger.atomic(self.ledger.event_id(self.ledger.store, "load_fail")):
+                if stored not in self.loads:
+                    return False
+                self.fire(stored.entity, "load_fail")
         except Refused:
             return False
         return True

@@ -66,7 +66,7 @@ class Writer:
                     break
                 except Refused as refused:
                     index = refused.event.guards.index(refused.guard)
-                    if not self.evictor.make_room(self.pressed[group.index][index], group):
+                    if not self.evictor.make_room(self.pressed[group.index][index], None):
                         raise
         except BaseException:
             with self.ledger.lock:
