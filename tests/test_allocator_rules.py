@@ -21,6 +21,7 @@ from hybridkv_ref.allocator.admission import gate
 from hybridkv_ref.allocator.arena import NULL_SLOT
 from hybridkv_ref.allocator.lockstep import UNIT, keep_all, small_model
 from hybridkv_ref.allocator.media import Files
+from hybridkv_ref.allocator.refinement import differences
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.layouts import load
 from hybridkv_ref.machine import Refused
@@ -741,3 +742,13 @@ def test_a_row_that_the_tables_do_not_have_is_illegal() -> None:
         allocator.transition(segment, "free")
     assert caught.value.values == {"stage": segment.stage}
     assert "HKV-" in str(caught.value)
+
+
+def test_what_is_only_cached_never_keeps_a_request_from_running() -> None:
+    """The pool is full of entries that the policy evicts last; windows, which it evicts first, still find room."""
+    caps = size_caps(GEOMETRY, 3 * UNIT)
+    allocator = make(device_bytes=sum(caps.values()))
+    for family in ("AAA", "BBB", "CCC", "ABC", "CBA"):
+        cold(allocator, prompt(family, 3 * UNIT))
+    assert sum(allocator.evictor.evicted.values()) > 0
+    assert differences(allocator) == []
