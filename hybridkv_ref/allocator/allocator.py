@@ -127,7 +127,7 @@ class HeterogeneousAllocator:
         self.reader_abi = [(abi or {}).get(g.name, self.book.abi[g.index]) for g in geometry.groups]
         self.unserved = unserved(geometry.groups, torch.device(device).type)
         self.pipelines = Pipelines(self.book.device, io_slots + 1, 1)
-        self.tiers = Tiers(self.book, self.evictor, self.pipelines, chosen, 1, most_waiting)
+        self.tiers = Tiers(self.book, self.evictor, self.pipelines, chosen, most_waiting)
         if chosen:
             self.evictor.before = self.write_first
         for name, medium in chosen.items():
