@@ -112,6 +112,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "allocator.allocator",
         "allocator.arena",
         "allocator.book",
+        "allocator.environment",
         "allocator.eviction",
         "allocator.geometry",
         "allocator.hits",

@@ -86,7 +86,7 @@ class Spills(Objects):
             self.hand(group, "spill_end", segment.entity, entity, copy, segment)
             self.book.copies.append(copy)
         stored = StoredObject(group, entity, medium, name, self.media[medium].location(name), keys, spans)
-        with self.ledger.lock:
+        with self.ledger.atomic(self.ledger.event_id(self.ledger.store, "seal")):
             self.fire(entity, "seal")
             self.adopt_object(stored)
             for segment in segments:

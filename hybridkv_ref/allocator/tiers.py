@@ -54,7 +54,7 @@ class Tiers(Spills):
 
     def want(self, stored: StoredObject, need_until: int) -> "Future[bool] | None":
         """Queues a load, or joins the one that is queued; None where the tables refuse or the queue is full."""
-        with self.ledger.lock:
+        with self.ledger.atomic(self.ledger.event_id(self.ledger.store, "want")):
             running = self.loads.get(stored)
             if running is not None:
                 return running.done
@@ -155,7 +155,7 @@ class Tiers(Spills):
             parts = self.media[stored.medium].read(stored.name)
             self.check(stored, parts)
         except MediumError:
-            with self.ledger.lock:
+            with self.ledger.atomic(self.ledger.event_id(self.ledger.store, "rot")):
                 if self.can(source, "rot"):
                     self.fire(source, "rot")
             self.fail(load, "load failed: MediumError")
