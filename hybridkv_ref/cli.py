@@ -77,6 +77,8 @@ def cmd_check(args: argparse.Namespace) -> int:
     from hybridkv_ref.model_checks.check import check
     from hybridkv_ref.model_checks.report import markdown, render
 
+    if args.lockstep < 0:
+        raise InputError(f"--lockstep {args.lockstep:g}: expected 0 or more seconds")
     with progress_bar("proving") as progress:
         report = check(args.spec, args.kind, not args.no_cache, args.jobs, progress, args.deep, args.infer)
     if args.json:
@@ -84,7 +86,22 @@ def cmd_check(args: argparse.Namespace) -> int:
     if args.markdown:
         write_whole(args.markdown, markdown(report).encode())
     Console().print(render(report))
-    return 0 if report.summary.passed else 1
+    same = _in_lockstep(args.lockstep, args.spec) if args.lockstep else True
+    return 0 if report.summary.passed and same else 1
+
+
+def _in_lockstep(seconds: float, spec: Path) -> bool:
+    """Drives the allocator beside the tables; whether nothing differed."""
+    from hybridkv_ref.allocator.lockstep import lockstep
+
+    run = lockstep(seconds, spec=spec)
+    print(
+        f"lock step: {run.steps:,} steps, {run.rows:,} rows of {run.events} events, {run.requests:,} requests, "
+        f"{run.hits:,} hits read: {len(run.faults)} differences"
+    )
+    for fault in run.faults[:10]:
+        print(f"  {fault}")
+    return not run.faults
 
 
 def cmd_mutate(args: argparse.Namespace) -> int:
@@ -186,6 +203,8 @@ def cmd_simulate(args: argparse.Namespace) -> int:
     requests: Iterator[Request] = (
         read_trace(args.trace) if args.trace else generate(args.workload, args.requests, args.seed)
     )
+    if args.memory == "real":
+        return _on_real_memory(args, requests)
     report = simulate(
         requests,
         load_model(args.model, args.spec),
@@ -216,6 +235,29 @@ def cmd_demo(args: argparse.Namespace) -> int:
     return 0 if equal else 1
 
 
+def _on_real_memory(args: argparse.Namespace, requests: "Iterator[Request]") -> int:
+    import msgspec
+    from rich.console import Console
+    from rich.table import Table
+
+    from hybridkv_ref.allocator.replay import replay
+    from hybridkv_ref.models import load_model
+
+    if args.recovery != "full" or args.io_bandwidth:
+        raise InputError("simulate:memory: real memory recovers in full, at the speed of its disk")
+    model = load_model(args.model, args.spec)
+    report = replay(requests, model, size(args.gpu_memory), size(args.disk), args.alignment, args.spec)
+    if args.json:
+        print(msgspec.json.encode(report).decode())
+        return 0
+    table = Table("on real memory", "")
+    for name, value in msgspec.structs.asdict(report).items():
+        shown = ", ".join(f"{k} {v:,}" for k, v in value.items()) if isinstance(value, dict) else value
+        table.add_row(name.replace("_", " "), f"{shown:,}" if isinstance(shown, int) else str(shown))
+    Console().print(table)
+    return 0
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     from hybridkv_ref.workloads import DEFAULT_WORKLOAD, WORKLOADS
@@ -237,6 +279,9 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--kind", default="", help="only rows and claims of this kind, no searches")
     sub.add_argument("--deep", action="store_true", help="also mutants, other solvers, planted faults, random states")
     sub.add_argument("--infer", action="store_true", help="also infer invariants from templates alone")
+    sub.add_argument(
+        "--lockstep", type=float, default=0, metavar="SECONDS", help="also drive the allocator beside the tables"
+    )
     sub.add_argument("--json", type=Path, metavar="FILE", help="write the whole report as JSON")
     sub.add_argument("--markdown", type=Path, metavar="FILE", help="write a summary as Markdown")
     sub.add_argument("--no-cache", action="store_true", help="prove everything again and store nothing")
@@ -271,6 +316,12 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--disk", default="0", metavar="SIZE", help="durable store (default: none)")
     sub.add_argument("--alignment", type=int, metavar="N", help="tokens (default: the model's)")
     sub.add_argument("--recovery", choices=("full", "bounded", "zero-exact"), default="full")
+    sub.add_argument(
+        "--memory",
+        choices=("tables", "real"),
+        default="tables",
+        help="real: the reference allocator's arenas and files",
+    )
     sub.add_argument("--io-bandwidth", metavar="RATE", help="bytes per second of loads, e.g. 25GB/s")
     sub.add_argument("--workload", choices=WORKLOADS, default=DEFAULT_WORKLOAD, help="what to generate without a trace")
     sub.add_argument("--requests", type=int, default=1000, help="how many to generate")
