@@ -1,0 +1,196 @@
+"""The oracle: a lock-step shadow of an engine's cache that judges each event by rows of the tables.
+
+``feed`` takes one event at a time and gives a verdict. Two references are kept together: *contents*, which blocks each group
+could use, and *physical identity*, which prefix each slot was last written with. What the oracle was not told it does not
+judge; what it refuses it names by rule, event, segment, guard and values.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hybridkv_ref.errors import InputError
+from hybridkv_ref.events import (
+    Abort,
+    Accept,
+    Admit,
+    Agree,
+    Allocate,
+    Arrive,
+    Capture,
+    Complete,
+    Decide,
+    DeferFree,
+    Dispatch,
+    Draft,
+    Drain,
+    Epoch,
+    Event,
+    Evict,
+    Finish,
+    Free,
+    Header,
+    Io,
+    KeyPublish,
+    KeyRemove,
+    Lookup,
+    Measure,
+    Pin,
+    Position,
+    Preempt,
+    Register,
+    Reject,
+    Replay,
+    Reset,
+    Run,
+    TableWrite,
+    TransferBegin,
+    TransferCancel,
+    TransferEnd,
+    TransferFail,
+    TransferPart,
+    Unpin,
+    Vote,
+    Wait,
+    tag,
+)
+from hybridkv_ref.oracle_blocks import Blocks
+from hybridkv_ref.oracle_claims import Claims
+from hybridkv_ref.oracle_coverage import Coverage, coverage
+from hybridkv_ref.oracle_hits import Hits
+from hybridkv_ref.oracle_index import Index
+from hybridkv_ref.oracle_state import Refusal, State
+from hybridkv_ref.oracle_transfers import Transfers
+from hybridkv_ref.paths import SPEC_DIR
+from hybridkv_ref.recovery import Hit
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one event led to: nothing to say, or rows that the tables refuse."""
+
+    refusals: tuple[Refusal, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Nothing was refused."""
+        return not self.refusals
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The rules of the refused rows, each once."""
+        return tuple(dict.fromkeys(rule for r in self.refusals for rule in r.rules))
+
+
+_FINE = Verdict()
+
+
+class Illegal(Exception):
+    """A strict oracle met a refusal, which is ``refusal``."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+        super().__init__(f"{refusal} ({', '.join(refusal.rules)})")
+
+
+class Oracle:
+    """An oracle for the engine that a header describes.
+
+    ``strict`` raises Illegal at the first refusal; ``advisory`` goes on, without judging what the refused event was about.
+    InputError for a header that the tables cannot be built for, and for events that name no group of it.
+    """
+
+    def __init__(self, header: Header, mode: Literal["strict", "advisory"] = "advisory", spec: Path = SPEC_DIR) -> None:
+        self.header, self.mode = header, mode
+        state = self.state = State(header, spec)
+        found: list[dict[int, int]] = [{} for _ in state.groups]
+        self.hits = Hits(state, found)
+        self.blocks = Blocks(state, self.hits)
+        self.index = Index(state, self.blocks, found)
+        self.transfers = Transfers(state, self.blocks, self.index)
+        self.claims = Claims(state, self.blocks)
+        self.seen = 0
+        b, h, i, t, c = self.blocks, self.hits, self.index, self.transfers, self.claims
+        self._reduce: dict[type, tuple[str, Callable[[Any], None]]] = {
+            form: (str(form.__struct_config__.tag), reduce)
+            for form, reduce in {
+                Arrive: b.arrive, Admit: c.admit, Lookup: h.lookup, Preempt: b.preempt, Abort: b.abort, Finish: b.finish,
+                Allocate: b.allocate, Pin: h.pin, Unpin: h.unpin, DeferFree: b.defer, Free: b.free, Evict: b.evict,
+                Reset: self._reset, TableWrite: c.table_write, Dispatch: b.dispatch, Complete: b.complete, Draft: b.draft,
+                Accept: b.accept, Reject: b.reject, Position: c.position, KeyPublish: i.publish, KeyRemove: i.remove,
+                Measure: i.measure, TransferBegin: t.begin, TransferPart: t.part, TransferEnd: t.end, TransferFail: t.fail,
+                TransferCancel: t.cancel, Io: t.io, Vote: h.vote, Agree: h.agree, Decide: c.decide, Wait: c.wait, Run: c.run,
+                Capture: c.capture, Replay: c.replay, Epoch: c.epoch, Register: c.register, Drain: c.drain,
+            }.items()
+        }  # fmt: skip
+
+    def feed(self, event: Event) -> Verdict:
+        """Judges one event and follows it."""
+        state = self.state
+        self.seen += 1
+        state.index = self.seen
+        state.event, reduce = self._reduce[type(event)]
+        before = len(state.refusals)
+        try:
+            reduce(event)
+        except InputError as error:
+            raise InputError(f"event {self.seen} ({tag(event)}): {error}") from None
+        if len(state.refusals) == before:
+            return _FINE
+        verdict = Verdict(tuple(state.refusals[before:]))
+        if self.mode == "strict":
+            raise Illegal(verdict.refusals[0])
+        return verdict
+
+    def feed_all(self, events: Iterable[Event]) -> tuple[Refusal, ...]:
+        """Feeds events one after the other; gives all refusals so far."""
+        for event in events:
+            self.feed(event)
+        return tuple(self.state.refusals)
+
+    def _reset(self, event: Reset) -> None:
+        group = self.state.named(event.group)
+        if self.state.header.null in event.blocks:
+            self.claims.dirty_null = False
+        self.index.clear(group, event.blocks)
+        self.blocks.reset(event)
+
+    def expected_hit(self, request: str) -> Hit:
+        """The longest hit of a request that arrived, from what was published and not removed; KeyError for another."""
+        return self.hits.expected(self.state.requests[request])
+
+    def coverage(self) -> Coverage:
+        """Per rule, what the events so far showed."""
+        return coverage(self.state)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What is alive: requests by name, and per tier and group the blocks, as plain data."""
+        state = self.state
+        requests = {
+            r.name: {"stage": r.record.stage, "at": r.at, "life": r.life, "lost": r.lost} for r in state.requests.values()
+        }
+        tiers: dict[str, dict[str, dict[int, dict[str, Any]]]] = {}
+        for tier in state.tiers.values():
+            tiers[tier.name] = {
+                g.spec.name: {
+                    number: {
+                        "stage": b.segment.stage, "start": b.segment.start, "end": b.segment.end, "pins": b.segment.pins,
+                        "writers": b.segment.writers, "steps": b.segment.steps, "holds": b.segment.holds,
+                        "keys": b.segment.keys, "generation": b.segment.generation,
+                    }
+                    for number, b in tier.blocks[g.index].items()
+                }
+                for g in state.groups
+            }  # fmt: skip
+        return {"events": self.seen, "requests": requests, "tiers": tiers}
+
+    def explain(self, refusal: Refusal) -> str:
+        """A refusal in words: the event, the row with its meaning, the false guard, the values, the rules."""
+        from hybridkv_ref.rules import load_rules
+
+        row = self.state.tables.event(refusal.row)
+        rules = load_rules(self.state.spec)
+        lines = [str(refusal), f"  row {refusal.row}: {row.doc}", f"  in {row.file}"]
+        lines += [f"  {rule}: {rules[rule].statement}" for rule in refusal.rules if rule in rules]
+        return "\n".join(lines)

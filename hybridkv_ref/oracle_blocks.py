@@ -1,0 +1,417 @@
+"""Requests and the blocks that they write and read: taken, written, completed, given back, evicted."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hybridkv_ref.events import (
+    Abort,
+    Accept,
+    Allocate,
+    Arrive,
+    Complete,
+    DeferFree,
+    Dispatch,
+    Draft,
+    Evict,
+    Finish,
+    Free,
+    Preempt,
+    Reject,
+    Reset,
+    Span,
+)
+from hybridkv_ref.machine import Compiled
+from hybridkv_ref.oracle_hits import Hits
+from hybridkv_ref.oracle_state import UNTOLD, Block, GroupState, Request, State, Tier
+
+Ran = tuple[GroupState, Block, Any, Any, bool]
+"""What a step used: group, block, lease, record, whether it wrote."""
+
+
+class Blocks:
+    """The life of blocks on the device; ``give_back`` is what every event that ends a last reference does."""
+
+    def __init__(self, state: State, hits: Hits) -> None:
+        self.state, self.hits = state, hits
+        names = ("arrive", "allocate", "dispatch", "complete", "free", "evict", "reset", "preempt", "abort", "finish", "accept", "reject")
+        self.on = {name: state.bind(name) for name in names}
+        sets = state.tables.kinds[state.groups[0].kind].sets
+        self.empty, self.open, self.fresh = (frozenset(sets[n]) for n in ("EMPTY", "OPEN", "FRESH"))
+        lease = state.tables.sets["lease"]
+        self.hit, self.writes = frozenset(lease["HIT"]), frozenset(lease["WRITES"])
+        self.none, self.candidate = hits.none, hits.candidate
+        self.steps: dict[str, list[Ran]] = {}
+        self.at: dict[str, int] = {}
+        self.replays: dict[str, list[Any]] = {}
+        self.together: dict[tuple[int, int], int] = {}
+        self.batches = 0
+        self.children: dict[str, int] = {}
+        self.nobody = state.new_record(0, 1)
+        state.fire(self.on["finish"].other["reject"], self.nobody)
+        state.fired.clear()
+
+    # -- requests ---------------------------------------------------------------------------------------------------------
+
+    def arrive(self, e: Arrive) -> None:
+        """A new life; a name whose last life still holds something is not free for it."""
+        state, known = self.state, self.state.requests.get(e.req)
+        if known is not None and not known.lost:
+            held = known.held if known.record.stage in self.hits.over else 0
+            state.fire(self.on["arrive"].other["refused_first"], held, segment=e.req)
+            state.ended[e.req] = known.life
+        made = state.arrive(e.req, e.length, e.kernel)
+        made.extend(e.ids)
+        made.grade = e.grade
+        parts = tuple(sorted((k, v, state.epochs[k, v]) for k, v in e.domain.items()))
+        made.domain = hash((parts, e.grade == "bounded")) or 1
+
+    def finish(self, e: Finish | Abort, event: str = "finish") -> None:
+        """The end of a life."""
+        state, other = self.state, self.on[event].other
+        request = state.requests.get(e.req)
+        if request is None:
+            if e.req in state.ended and event == "finish":
+                state.fire(other["finish"], self.nobody, segment=e.req)
+            return
+        if request.lost:
+            state.skipped += 1
+            return
+        record = request.record
+        if record.stage in self.hits.over and event == "abort":
+            return
+        if record.stage == self.hits.first:
+            done = state.fire(other["reject"], record, segment=e.req)
+        elif record.stage in self.hits.over:
+            done = state.fire(other["finish"], record, segment=e.req)
+        else:
+            done = self.hits.settle(request) and state.fire(other["finish"], record, segment=e.req)
+        request.running, request.lost = False, not done
+        self.close(request)
+
+    def abort(self, e: Abort) -> None:
+        """The client's word; of a life that has ended it changes nothing."""
+        self.finish(e, "abort")
+
+    def preempt(self, e: Preempt) -> None:
+        """All leases go; the request will look up its prefix anew."""
+        state, request = self.state, self.state.request(e.req)
+        other = self.on["preempt"].other
+        if e.need >= 0:
+            state.fire(other["preempts_for_room"], e.need, e.free, e.pending, segment=e.req)
+        if request.lost or not self.hits.settle(request):
+            return
+        request.lost = not state.fire(other["preempt"], request.record, segment=e.req)
+        request.running = False
+        request.positions.clear()
+
+    def close(self, request: Request) -> None:
+        """Forgets a life that is over and holds nothing."""
+        record = request.record
+        if request.lost:
+            self.state.forget(request)
+        elif record.stage in self.hits.over and not request.held and not record.held + record.found:
+            if not (record.writing or record.keeping) and self.state.fire(self.on["free"].other["close"], record):
+                self.state.forget(request)
+
+    # -- writing -------------------------------------------------------------------------------------------------------------
+
+    def allocate(self, e: Allocate) -> None:
+        """Empty blocks for a request."""
+        state, request, g = self.state, self.state.request(e.req), self.state.named(e.group)
+        if request.lost or not self.hits.settle(request):
+            state.skipped += 1
+            return
+        compiled, size, null = self.on["allocate"].group[g.index]["admit"], g.spec.block, state.header.null
+        at = e.at if e.at >= 0 else request.positions.get(e.group, request.record.f)
+        device, record, lost = state.device, request.record, state.device.lost[g.index]
+        for number in e.blocks:
+            if number == null:
+                at += size
+                continue
+            lost.discard(number)
+            block = state.block(device, g, number)
+            if block is None:
+                continue
+            self.take(compiled, g, block, request, record, at, f"{e.group}:{number}")
+            at += size
+        request.positions[e.group] = at
+
+    def take(self, compiled: Compiled, g: GroupState, block: Block, request: Request, record: Any, at: int, where: str) -> None:
+        """One block for a writer."""
+        state, lease = self.state, self.state.lease()
+        known = record.accepted
+        if state.fire(compiled, block.segment, lease, record, at, 1, 0, 0, UNTOLD, known, segment=where):
+            block.leases[request.uid] = lease
+            block.writer = block.owner = request
+            block.tokens = block.domain = 0
+            request.held += 1
+        else:
+            state.lose(state.device, g, block)
+
+    def dispatch(self, e: Dispatch) -> None:
+        """A step: writes first, since a token attends to itself."""
+        state, request = self.state, self.state.request(e.req)
+        if request.lost or not self.hits.settle(request):
+            state.skipped += 1
+            return
+        on, ran = self.on["dispatch"], self.steps.setdefault(e.step, [])
+        for name, start in e.starts.items():
+            state.fire(on.other["same_start"], e.at if e.at >= 0 else min(e.starts.values()), start, segment=name)
+        if e.at >= 0:
+            self.at[e.step] = e.at
+        for span in e.writes:
+            self.write(span, request, ran)
+        for span in e.reads:
+            self.read(span, request, ran)
+
+    def spans(self, span: Span) -> tuple[GroupState, bool]:
+        """The group of a span, and whether its indices are what they should be."""
+        state, g = self.state, self.state.named(span.group)
+        other, right = self.on["dispatch"].other, True
+        if span.space != "group":
+            right = state.fire(other["index_type"], False, segment=span.group)
+        if span.unit not in ("token", "group") and not (span.unit == "entry" and g.spec.ratio > 1):
+            right = state.fire(other["length_unit"], False, segment=span.group) and right
+        elif span.unit == "token":
+            state.fired["length_unit"] += 1
+        if span.layout and g.spec.layout:
+            right = state.fire(other["same_layout"], int(span.layout != g.spec.layout), segment=span.group) and right
+        return g, right
+
+    def write(self, span: Span, request: Request, ran: list[Ran]) -> None:
+        """Appends the tokens of a span to its blocks."""
+        state, record = self.state, request.record
+        g, right = self.spans(span)
+        if not right:
+            return
+        rows, size, null = self.on["dispatch"].group[g.index], g.spec.block, state.header.null
+        append, issue = rows["append"], rows["dispatch"]
+        hi = span.hi
+        if hi > record.accepted + request.drafts:
+            state.hidden += 1
+            state.fire(self.on["dispatch"].other["confirm"], record, hi - request.drafts)
+        for number in span.blocks:
+            block = state.block(state.device, g, number) if number != null else None
+            if block is None:
+                continue
+            seg = block.segment
+            where = f"{span.group}:{number}"
+            lease = block.leases.get(request.uid)
+            if lease is None:
+                lease = state.lease()
+            if not hi:
+                at, count = seg.end, seg.start + size - seg.end
+            elif g.states:
+                at, count = max(span.lo, seg.start), hi - max(span.lo, seg.start)
+            else:
+                at = max(span.lo, seg.start)
+                count = min(hi, seg.start + size) - at
+            if not (
+                state.fire(append, seg, lease, record, at, count, segment=where)
+                and state.fire(issue, seg, lease, record, seg.end, segment=where)
+            ):
+                state.lose(state.device, g, block)
+                continue
+            ran.append((g, block, lease, record, True))
+        request.at = max(request.at, hi)
+
+    def read(self, span: Span, request: Request, ran: list[Ran]) -> None:
+        """The blocks that a step reads, each up to where the span reaches."""
+        state, record = self.state, request.record
+        g, right = self.spans(span)
+        if not right:
+            return
+        issue, null = self.on["dispatch"].group[g.index]["dispatch"], state.header.null
+        for number in span.blocks:
+            block = state.block(state.device, g, number) if number != null else None
+            if block is None:
+                continue
+            seg = block.segment
+            lease = block.leases.get(request.uid)
+            if lease is None:
+                lease = state.lease()
+            upto = seg.end if not span.hi else min(span.hi, seg.start + g.spec.block)
+            if state.fire(issue, seg, lease, record, upto, segment=f"{span.group}:{number}"):
+                ran.append((g, block, lease, record, False))
+            else:
+                state.lose(state.device, g, block)
+
+    def complete(self, e: Complete) -> None:
+        """A step is done; a step that failed has confirmed no write."""
+        state, on = self.state, self.on["complete"]
+        ran = self.steps.pop(e.step, None)
+        replayed = self.replays.pop(e.step, ())
+        for graph in replayed:
+            state.fire(on.other["replayed"], graph, segment=e.step)
+        if not state.fire(on.other["known_step"], ran is not None or bool(replayed), segment=e.step):
+            return
+        at = self.at.pop(e.step, -1)
+        if e.at >= 0 and at >= 0:
+            state.fire(on.other["step_position"], e.at, at, segment=e.step)
+        for g, block, lease, record, wrote in ran or ():
+            rows, seg = on.group[g.index], block.segment
+            where = f"{g.spec.name}:{block.number}"
+            if wrote and e.ok:
+                state.fire(rows["written"], seg, lease, record, segment=where)
+            state.fire(rows["complete"], seg, lease, record, segment=where)
+
+    # -- drafts -----------------------------------------------------------------------------------------------------------------
+
+    def draft(self, e: Draft) -> None:
+        """The next written tokens are drafts."""
+        self.state.request(e.req).drafts = e.tokens
+
+    def accept(self, e: Accept) -> None:
+        """The target model confirmed tokens."""
+        state, request = self.state, self.state.request(e.req)
+        if request.lost or not self.hits.settle(request):
+            return
+        request.drafts = 0
+        if e.ids:
+            request.extend(e.ids)
+        if e.to > request.record.accepted:
+            state.fire(self.on["accept"].other["confirm"], request.record, e.to, segment=e.req)
+
+    def reject(self, e: Reject) -> None:
+        """Tokens are given up: the rows of each block that holds some of them."""
+        state, request, on = self.state, self.state.request(e.req), self.on["reject"]
+        if request.lost or not self.hits.settle(request):
+            return
+        request.drafts = 0
+        if e.at >= 0:
+            state.fire(on.other["truncated"], e.at, e.to, segment=e.req)
+        if e.low >= 0:
+            g = state.named(e.group)
+            state.fire(on.other["still_held"], g.low(e.to), e.low, segment=f"{e.group}:{e.req}")
+        for g in state.groups:
+            reject = on.group[g.index]["reject_drafts"]
+            for block in [b for b in state.device.blocks[g.index].values() if b.writer is request]:
+                seg, lease = block.segment, block.leases.get(request.uid)
+                if lease is not None and lease.stage in self.writes and seg.end > e.to and seg.end > seg.start:
+                    to = max(e.to, seg.start)
+                    state.fire(reject, seg, lease, request.record, to, segment=f"{g.spec.name}:{block.number}")
+        request.at = min(request.at, e.to)
+
+    # -- giving back ------------------------------------------------------------------------------------------------------------------
+
+    def defer(self, e: DeferFree) -> None:
+        """Nothing changes until the free: the reference counts."""
+
+    def free(self, e: Free) -> None:
+        """References of a request end."""
+        state, g = self.state, self.state.named(e.group)
+        request = state.requests.get(e.req)
+        if request is not None and request.lost:
+            state.skipped += 1
+            return
+        on, tier, null = self.on["free"], state.tier(e.tier), state.header.null
+        rows = on.group[g.index]
+        record = request.record if request is not None else self.nobody
+        uid = request.uid if request is not None else 0
+        self.batches += 1
+        for number in e.blocks:
+            block = state.block(tier, g, number) if number != null else None
+            if block is None:
+                continue
+            where = f"{e.group}:{number}"
+            if block.owner is request and request is not None and uid not in block.leases:
+                block.owner = None
+                request.held -= 1
+            elif not self.let_go(rows, g, block, record, block.leases.get(uid), request, where):
+                state.lose(tier, g, block)
+                continue
+            elif request is not None:
+                request.held -= 1
+            block.leases.pop(uid, None)
+            if block.writer is request:
+                block.writer = None
+            self.together[g.index, number] = self.batches
+            self.give_back(rows, tier, g, block, where)
+        if request is not None and not request.running:
+            self.close(request)
+
+    def let_go(
+        self, rows: dict[str, Compiled], g: GroupState, block: Block, record: Any, lease: Any, request: Request | None, where: str
+    ) -> bool:
+        """One reference ends by the row that its stage asks for."""
+        state, seg = self.state, block.segment
+        if lease is None:
+            return state.fire(rows["release"], seg, state.lease(), record, segment=where)
+        if lease.stage == self.candidate:
+            return state.fire(rows["drop"], seg, lease, record, segment=where)
+        running = request is not None and request.running
+        if running and request is not None and g.spec.reuse:
+            low = g.low(request.at)
+            if not state.fire(rows["left_behind"], seg, low, segment=where):
+                return False
+        if lease.stage in self.hit:
+            return state.fire(rows["pass_by" if running else "release"], seg, lease, record, segment=where)
+        if lease.stage in self.writes:
+            return state.fire(rows["cancel"], seg, lease, record, segment=where) and state.fire(
+                rows["abort"], seg, lease, record, segment=where
+            )
+        return state.fire(rows["let_go"], seg, lease, record, segment=where)
+
+    def give_back(self, rows: dict[str, Compiled], tier: Tier, g: GroupState, block: Block, where: str) -> None:
+        """What nobody holds and no entry names goes back to the pool."""
+        state, seg = self.state, block.segment
+        if seg.stage not in self.empty:
+            if seg.keys or seg.pins or seg.writers:
+                return
+            if not (
+                state.fire(rows["retire"], seg, segment=where, pool=tier.pool)
+                and state.fire(rows["free"], seg, segment=where, pool=tier.pool)
+            ):
+                state.lose(tier, g, block)
+                return
+        block.writer = block.owner = None
+        self.together.pop((g.index, block.number), None)
+        if not block.leases:
+            tier.blocks[g.index].pop(block.number, None)
+
+    def evict(self, e: Evict) -> None:
+        """Cached bytes go; what is held, copied or still findable does not."""
+        state, g, on = self.state, self.state.named(e.group), self.on["evict"]
+        tier, rows = state.tier(e.tier), on.group[g.index]
+        for number in e.blocks:
+            if not state.fire(on.other["not_null"], number == state.header.null, segment=f"{e.group}:{number}"):
+                continue
+            block = state.block(tier, g, number)
+            if block is None:
+                continue
+            seg, where = block.segment, f"{e.group}:{number}"
+            if "tree" in state.claims and block.key:
+                held = self.children.get(block.key, 0)
+                if not state.fire(rows["childless"], seg, held, segment=where):
+                    state.lose(tier, g, block)
+                    continue
+            if not self.in_order(on.other["tail_first"], tier, g, block, where):
+                continue
+            if state.fire(rows["retire"], seg, segment=where, pool=tier.pool) and state.fire(
+                rows["free"], seg, segment=where, pool=tier.pool
+            ):
+                self.give_back(rows, tier, g, block, where)
+            else:
+                state.lose(tier, g, block)
+
+    def in_order(self, row: Compiled, tier: Tier, g: GroupState, block: Block, where: str) -> bool:
+        """Of what was let go together, the later blocks of any group are evicted first."""
+        batch = self.together.get((g.index, block.number))
+        if batch is None or "tails" not in self.state.claims:
+            return True
+        latest = 0
+        for (index, number), other in self.together.items():
+            known = tier.blocks[index].get(number)
+            if other == batch and known is not None and not known.segment.pins:
+                latest = max(latest, known.segment.start)
+        return self.state.fire(row, block.segment.start, latest, segment=where)
+
+    def reset(self, e: Reset) -> None:
+        """Clears cached blocks that nobody holds: all of a group, or those named."""
+        state, g, rows = self.state, self.state.named(e.group), self.on["reset"].group[self.state.named(e.group).index]
+        numbers: Sequence[int] = e.blocks or list(state.device.blocks[g.index])
+        for number in numbers:
+            block = state.block(state.device, g, number) if number != state.header.null else None
+            if block is None or block.segment.stage in self.empty or block.segment.pins or block.segment.writers:
+                continue
+            self.give_back(rows, state.device, g, block, f"{e.group}:{number}")

@@ -1,0 +1,67 @@
+"""What a trace has shown of each rule: passed with its premises, failed, not exercised, not observable, inconclusive."""
+
+from typing import Literal
+
+import msgspec
+
+from hybridkv_ref.event_map import LEVELS, row_name
+from hybridkv_ref.oracle_state import State
+from hybridkv_ref.rules import load_rules
+
+Result = Literal["pass", "fail", "not exercised", "not observable", "inconclusive"]
+Outcome = Literal["pass", "partial", "fail"]
+
+
+class RuleVerdict(msgspec.Struct, frozen=True):
+    """One rule: ``premises`` is how often a row of it was fired, ``level`` what an observer must see ("" none can)."""
+
+    result: Result
+    premises: int
+    level: str
+    rows: tuple[str, ...]
+
+
+class Coverage(msgspec.Struct, frozen=True):
+    """All rules, and the verdict of the run.
+
+    ``open`` are the rules that a claimed capability had to exercise and did not. ``hidden`` steps were implied and not
+    reported; ``peak`` is the largest number of entries among which one event left the choice open; ``skipped`` events were
+    about what was lost after a refusal.
+    """
+
+    verdict: Outcome
+    rules: dict[str, RuleVerdict]
+    open: tuple[str, ...]
+    rows_fired: int
+    hidden: int
+    peak: int
+    skipped: int
+
+
+def coverage(state: State) -> Coverage:
+    """The coverage of what a state has seen."""
+    rows_of: dict[str, set[str]] = {}
+    for event in state.tables.events:
+        for rule in event.rules:
+            rows_of.setdefault(rule, set()).add(row_name(event))
+    levels, told = state.map.row_level(), LEVELS.index(state.header.level)
+    failed = {rule for refusal in state.refusals for rule in refusal.rules}
+    found: dict[str, RuleVerdict] = {}
+    for rule in load_rules(state.spec):
+        rows = tuple(sorted(row for row in rows_of.get(rule, ()) if row in levels))
+        level = min((levels[row] for row in rows), default="")
+        premises = sum(state.fired[row] for row in rows)
+        result: Result = "pass"
+        if rule in failed:
+            result = "fail"
+        elif not rows or LEVELS.index(level) > told:
+            result = "not observable"
+        elif not premises:
+            result = "inconclusive" if state.skipped else "not exercised"
+        found[rule] = RuleVerdict(result, premises, level, rows)
+    claimed = {rule for claim in state.claims for rule in state.map.capabilities[claim].rules}
+    missing = tuple(rule for rule in found if rule in claimed and found[rule].result not in ("pass", "fail"))
+    verdict: Outcome = "fail" if failed else "partial" if missing else "pass"
+    return Coverage(
+        verdict, found, missing, sum(state.fired.values()), state.hidden, state.peak, state.skipped
+    )

@@ -1,0 +1,170 @@
+"""The prefix index: entries come and go as a multiset, and what they say of their blocks."""
+
+from typing import Any
+
+from hybridkv_ref.events import DEVICE, KeyPublish, KeyRemove, Measure
+from hybridkv_ref.oracle_blocks import Blocks
+from hybridkv_ref.oracle_state import Block, GroupState, State, Tier
+
+Entry = Block | None
+"""A block, or None where the event did not say which."""
+
+
+class Index:
+    """Live entries by tier, group and key; per group, how many findable blocks of the device hold a content."""
+
+    def __init__(self, state: State, blocks: Blocks, found: list[dict[int, int]]) -> None:
+        self.state, self.blocks, self.found = state, blocks, found
+        self.on_publish, self.on_remove, self.on_measure = (
+            state.bind(e) for e in ("key_publish", "key_remove", "measure")
+        )
+        self.entries: dict[tuple[str, int], dict[str, list[Entry]]] = {}
+        self.parents: dict[str, str] = {}
+
+    def of(self, tier: str, group: int) -> dict[str, list[Entry]]:
+        """The entries of one group in one tier."""
+        return self.entries.setdefault((tier, group), {})
+
+    def publish(self, e: KeyPublish) -> None:
+        """From here on the blocks can be found under these keys."""
+        state, g, on = self.state, self.state.named(e.group), self.on_publish
+        tier, entries, parent = state.tier(e.tier), self.of(e.tier, self.state.named(e.group).index), e.parent
+        if e.tokens is not None:
+            covered = len(e.keys) * g.spec.block
+            state.fire(on.other["dense"], e.tokens[1] - e.tokens[0], covered, segment=e.group)
+        if parent and "tree" in state.claims:
+            count = len(entries.get(parent, ())) + (len(self.of(DEVICE, g.index).get(parent, ())) if tier.name != DEVICE else 0)
+            if not state.fire(on.other["parent_findable"], count, segment=f"{e.group}:{parent}"):
+                return
+        for place, key in enumerate(e.keys):
+            number = e.blocks[place] if place < len(e.blocks) else -1
+            block: Entry = None
+            if e.blocks:
+                if not state.fire(on.other["not_null"], number == state.header.null, segment=f"{e.group}:{number}"):
+                    continue
+                block = state.block(tier, g, number)
+                if block is None:
+                    continue
+                if not self.put(tier, g, block, key, e.at, entries):
+                    state.lose(tier, g, block)
+                    continue
+                block.key = key
+            entries.setdefault(key, []).append(block)
+            if parent and "tree" in state.claims:
+                self.parents[key] = parent
+                if block is not None and block.segment.pins:
+                    self.blocks.children[parent] = self.blocks.children.get(parent, 0) + 1
+            parent = key
+
+    def put(self, tier: Tier, g: GroupState, block: Block, key: str, at: int, entries: dict[str, list[Entry]]) -> bool:
+        """One entry: the writer is done if it was not, the content is that of the key's other entries."""
+        state, rows, other, seg = self.state, self.on_publish.group[g.index], self.on_publish.other, block.segment
+        where = f"{g.spec.name}:{block.number}"
+        writer = block.writer
+        if seg.stage in self.blocks.open and writer is not None and writer.uid in block.leases:
+            lease, record = block.leases[writer.uid], writer.record
+            known = min(seg.end, record.accepted)
+            if known > seg.committed:
+                state.hidden += 1
+                state.fire(rows["accept_tokens"], seg, lease, record, known)
+            if not state.fire(rows["commit"], seg, lease, record, segment=where):
+                return False
+            self.name_content(g, block)
+        if at >= 0 and not state.fire(other["at_label"], at, seg.end, segment=where):
+            return False
+        recorded = next((b for b in entries.get(key, ()) if b is not None and b.tokens), None)
+        if recorded is not None and block.tokens:
+            content = hash((block.tokens, block.domain))
+            if not state.fire(other["same_content"], content, hash((recorded.tokens, recorded.domain)), segment=where):
+                return False
+        if not state.fire(rows["publish"], seg, segment=where, pool=tier.pool):
+            return False
+        if tier.name == DEVICE and block.tokens:
+            content = hash((block.tokens, block.domain))
+            self.found[g.index][content] = self.found[g.index].get(content, 0) + 1
+        return True
+
+    @staticmethod
+    def name_content(g: GroupState, block: Block) -> None:
+        """What the writer has written: its tokens up to the block's end, under its other inputs."""
+        writer = block.writer
+        if writer is not None:
+            block.tokens = writer.content(block.segment.end)
+            block.domain = writer.domain if block.tokens else 0
+
+    def remove(self, e: KeyRemove) -> None:
+        """Entries leave; a block that no other entry names and nobody holds is given back."""
+        state, g, on = self.state, self.state.named(e.group), self.on_remove
+        tier, entries = state.tier(e.tier), self.of(e.tier, self.state.named(e.group).index)
+        for place, key in enumerate(e.keys):
+            live = entries.get(key, [])
+            if not state.fire(on.other["known_entry"], len(live), segment=f"{e.group}:{key}"):
+                continue
+            number = e.blocks[place] if place < len(e.blocks) else None
+            entry = live.pop(self.choose(live, number))
+            if not live:
+                del entries[key]
+            self.forget_child(key, entry)
+            if entry is None or tier.blocks[g.index].get(entry.number) is not entry:
+                continue
+            where = f"{e.group}:{entry.number}"
+            if not state.fire(on.group[g.index]["unpublish"], entry.segment, segment=where, pool=tier.pool):
+                state.lose(tier, g, entry)
+                continue
+            self.lose_content(tier, g, entry)
+            if entry.segment.stage in self.blocks.fresh:
+                self.blocks.give_back(on.group[g.index], tier, g, entry, where)
+
+    def choose(self, live: list[Entry], number: int | None) -> int:
+        """Which of several equal entries goes: the named one, else one that nobody holds; the rest is hidden from us."""
+        if number is not None:
+            return next((i for i, b in enumerate(live) if b is not None and b.number == number), 0)
+        if len(live) > 1:
+            self.state.peak = max(self.state.peak, len(live))
+            self.state.hidden += 1
+        return next((i for i, b in enumerate(live) if b is None or not b.segment.pins), 0)
+
+    def forget_child(self, key: str, entry: Entry) -> None:
+        """The entry continues no other one any more."""
+        parent = self.parents.pop(key, "") if "tree" in self.state.claims else ""
+        if parent in self.blocks.children and entry is not None and entry.segment.pins:
+            self.blocks.children[parent] -= 1
+
+    def lose_content(self, tier: Tier, g: GroupState, block: Block) -> None:
+        """One findable block fewer holds this content."""
+        content = hash((block.tokens, block.domain))
+        count = self.found[g.index].get(content, 0) if tier.name == DEVICE else 0
+        if count > 1:
+            self.found[g.index][content] = count - 1
+        elif count:
+            del self.found[g.index][content]
+
+    def clear(self, group: GroupState, numbers: list[int]) -> None:
+        """The entries of a group's device blocks go with a reset."""
+        rows: Any = self.on_remove.group[group.index]
+        device = self.state.device
+        entries = self.of(DEVICE, group.index)
+        chosen = set(numbers)
+        for key, live in list(entries.items()):
+            for entry in [b for b in live if b is not None and (not chosen or b.number in chosen)]:
+                live.remove(entry)
+                if device.blocks[group.index].get(entry.number) is entry:
+                    self.state.fire(rows["unpublish"], entry.segment, segment=f"{group.spec.name}:{entry.number}")
+                    self.lose_content(device, group, entry)
+            if not live or (not chosen and all(b is None for b in live)):
+                del entries[key]
+
+    def measure(self, e: Measure) -> None:
+        """Counts that the engine reports."""
+        state, other = self.state, self.on_measure.other
+        match e.what:
+            case "cached":
+                g = state.named(e.group)
+                real = sum(1 for live in self.of(DEVICE, g.index).values() for b in live if b is None or b.segment.keys)
+                state.fire(other["counted"], e.value, real, segment=e.group)
+            case "pool":
+                state.fire(other["balance"], e.free, e.used, e.reserved, e.capacity, segment=e.group)
+            case "rows":
+                spec = state.named(e.group).spec
+                bound = e.bound if e.bound >= 0 else spec.window + spec.block + state.header.limits.in_flight
+                state.fire(other["window_bound"], e.value, bound, segment=e.group)
