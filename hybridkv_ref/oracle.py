@@ -131,23 +131,21 @@ class Oracle:
         self.seen += 1
         state.index = self.seen
         state.event, reduce = self._reduce[type(event)]
-        before = len(state.refusals)
         try:
             reduce(event)
         except InputError as error:
             raise InputError(f"event {self.seen} ({tag(event)}): {error}") from None
-        if len(state.refusals) == before:
+        if not state.refusals:
             return _FINE
-        verdict = Verdict(tuple(state.refusals[before:]))
+        verdict = Verdict(tuple(state.refusals))
+        state.refusals.clear()
         if self.mode == "strict":
             raise Illegal(verdict.refusals[0])
         return verdict
 
     def feed_all(self, events: Iterable[Event]) -> tuple[Refusal, ...]:
-        """Feeds events one after the other; gives all refusals so far."""
-        for event in events:
-            self.feed(event)
-        return tuple(self.state.refusals)
+        """Feeds events one after the other; gives what was refused."""
+        return tuple(refusal for event in events for refusal in self.feed(event).refusals)
 
     def _reset(self, event: Reset) -> None:
         group = self.state.named(event.group)

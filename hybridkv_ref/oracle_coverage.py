@@ -1,10 +1,13 @@
 """What a trace has shown of each rule: passed with its premises, failed, not exercised, not observable, inconclusive."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from hybridkv_ref.event_map import LEVELS, row_name
+from hybridkv_ref.event_map import LEVELS, load_event_map, row_name
+from hybridkv_ref.events import Header
 from hybridkv_ref.oracle_state import State
 from hybridkv_ref.rules import load_rules
 
@@ -45,7 +48,7 @@ def coverage(state: State) -> Coverage:
         for rule in event.rules:
             rows_of.setdefault(rule, set()).add(row_name(event))
     levels, told = state.map.row_level(), LEVELS.index(state.header.level)
-    failed = {rule for refusal in state.refusals for rule in refusal.rules}
+    failed = state.failed
     found: dict[str, RuleVerdict] = {}
     for rule in load_rules(state.spec):
         rows = tuple(sorted(row for row in rows_of.get(rule, ()) if row in levels))
@@ -59,9 +62,29 @@ def coverage(state: State) -> Coverage:
         elif not premises:
             result = "inconclusive" if state.skipped else "not exercised"
         found[rule] = RuleVerdict(result, premises, level, rows)
-    claimed = {rule for claim in state.claims for rule in state.map.capabilities[claim].rules}
+    return _judged(found, state.claims, state.spec, (sum(state.fired.values()), state.hidden, state.peak, state.skipped))
+
+
+def merged(parts: Sequence[Coverage], header: Header, spec: Path) -> Coverage:
+    """What several instances of one engine showed together."""
+    best: tuple[Result, ...] = ("fail", "pass", "inconclusive", "not exercised", "not observable")
+    found: dict[str, RuleVerdict] = {}
+    for part in parts:
+        for rule, new in part.rules.items():
+            old = found.get(rule, new)
+            result = min(old.result, new.result, key=best.index)
+            found[rule] = RuleVerdict(result, new.premises + (old.premises if rule in found else 0), new.level, new.rows)
+    sums = (sum(p.rows_fired for p in parts), sum(p.hidden for p in parts))
+    rest = (max((p.peak for p in parts), default=1), sum(p.skipped for p in parts))
+    return _judged(found, frozenset(header.capabilities), spec, (*sums, *rest))
+
+
+def _judged(
+    found: dict[str, RuleVerdict], claims: frozenset[str], spec: Path, counts: tuple[int, int, int, int]
+) -> Coverage:
+    capabilities = load_event_map(spec).capabilities
+    claimed = {rule for claim in claims for rule in capabilities[claim].rules}
     missing = tuple(rule for rule in found if rule in claimed and found[rule].result not in ("pass", "fail"))
+    failed = any(v.result == "fail" for v in found.values())
     verdict: Outcome = "fail" if failed else "partial" if missing else "pass"
-    return Coverage(
-        verdict, found, missing, sum(state.fired.values()), state.hidden, state.peak, state.skipped
-    )
+    return Coverage(verdict, found, missing, *counts)

@@ -174,6 +174,7 @@ class State:
     index: int = 0
     event: str = ""
     refusals: list[Refusal] = field(default_factory=list)
+    failed: set[str] = field(default_factory=set)
     fired: Counter[str] = field(default_factory=Counter)
     hidden: int = 0
     peak: int = 1
@@ -325,4 +326,5 @@ class State:
         inputs = dict(zip(event.inputs, arguments[count:], strict=True))
         self.names.pool = self.pool if pool is None else pool
         values = self.names.values(guard.expr, event, arguments[:count], inputs)
+        self.failed.update(self.map.broken(event, guard))
         self.refusals.append(Refusal(self.index, self.event, event.id, self.map.broken(event, guard), segment, guard.text, values))
