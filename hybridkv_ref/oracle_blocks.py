@@ -44,8 +44,8 @@ class Blocks:
         self.at: dict[str, int] = {}
         self.replays: dict[str, list[Any]] = {}
         self.together: dict[tuple[int, int], int] = {}
-        self.batches = 0
-        self.children: dict[str, int] = {}
+        self.below: dict[tuple[str, int, str], list[Block]] = {}
+        self.windows: dict[int, int] = {}
         self.nobody = state.new_record(0, 1)
         state.fire(self.on["finish"].other["reject"], self.nobody)
         state.fired.clear()
@@ -174,6 +174,8 @@ class Blocks:
             right = state.fire(other["length_unit"], False, segment=span.group) and right
         elif span.unit == "token":
             state.fired["length_unit"] += 1
+        if span.window >= 0 and span.layer in self.windows:
+            right = state.fire(other["own_window"], span.window, self.windows[span.layer], segment=span.group) and right
         if span.layout and g.spec.layout:
             right = state.fire(other["same_layout"], int(span.layout != g.spec.layout), segment=span.group) and right
         return g, right
@@ -186,7 +188,8 @@ class Blocks:
             return
         rows, size, null = self.on["dispatch"].group[g.index], g.spec.block, state.header.null
         append, issue = rows["append"], rows["dispatch"]
-        hi = span.hi
+        scale = g.spec.ratio if span.unit == "entry" else 1
+        lo, hi = span.lo * scale, span.hi * scale
         if hi > record.accepted + request.drafts:
             state.hidden += 1
             state.fire(self.on["dispatch"].other["confirm"], record, hi - request.drafts)
@@ -202,9 +205,9 @@ class Blocks:
             if not hi:
                 at, count = seg.end, seg.start + size - seg.end
             elif g.states:
-                at, count = max(span.lo, seg.start), hi - max(span.lo, seg.start)
+                at, count = max(lo, seg.start), hi - max(lo, seg.start)
             else:
-                at = max(span.lo, seg.start)
+                at = max(lo, seg.start)
                 count = min(hi, seg.start + size) - at
             if not (
                 state.fire(append, seg, lease, record, at, count, segment=where)
@@ -222,6 +225,7 @@ class Blocks:
         if not right:
             return
         issue, null = self.on["dispatch"].group[g.index]["dispatch"], state.header.null
+        hi, last = span.hi * (g.spec.ratio if span.unit == "entry" else 1), 0
         for number in span.blocks:
             block = state.block(state.device, g, number) if number != null else None
             if block is None:
@@ -230,11 +234,14 @@ class Blocks:
             lease = block.leases.get(request.uid)
             if lease is None:
                 lease = state.lease()
-            upto = seg.end if not span.hi else min(span.hi, seg.start + g.spec.block)
+            upto = seg.end if not hi else min(hi, seg.start + g.spec.block)
+            last = max(last, seg.start + g.spec.block)
             if state.fire(issue, seg, lease, record, upto, segment=f"{span.group}:{number}"):
                 ran.append((g, block, lease, record, False))
             else:
                 state.lose(state.device, g, block)
+        if hi and last and not g.states:
+            state.fire(self.on["dispatch"].other["read_inside"], hi, last, segment=span.group)
 
     def complete(self, e: Complete) -> None:
         """A step is done; a step that failed has confirmed no write."""
@@ -308,7 +315,6 @@ class Blocks:
         rows = on.group[g.index]
         record = request.record if request is not None else self.nobody
         uid = request.uid if request is not None else 0
-        self.batches += 1
         for number in e.blocks:
             block = state.block(tier, g, number) if number != null else None
             if block is None:
@@ -325,7 +331,8 @@ class Blocks:
             block.leases.pop(uid, None)
             if block.writer is request:
                 block.writer = None
-            self.together[g.index, number] = self.batches
+            if "tails" in state.claims:
+                self.together[g.index, number] = uid
             self.give_back(rows, tier, g, block, where)
         if request is not None and not request.running:
             self.close(request)
@@ -381,7 +388,8 @@ class Blocks:
                 continue
             seg, where = block.segment, f"{e.group}:{number}"
             if "tree" in state.claims and block.key:
-                held = self.children.get(block.key, 0)
+                children = self.below.get((e.tier, g.index, block.key), ())
+                held = sum(1 for child in children if child.segment.pins)
                 if not state.fire(rows["childless"], seg, held, segment=where):
                     state.lose(tier, g, block)
                     continue

@@ -44,9 +44,9 @@ class Claims:
             state.fire(other["index_type"], e.unit == g.spec.block, segment=e.group)
         if e.columns >= 0:
             state.fire(other["index_inside"], e.index + max(len(e.blocks), 1) - 1, e.columns, segment=e.group)
-        pending = int(not request.table_versions.get(e.group, (0, True))[1])
-        if e.version != -1 or not e.copied or pending:
-            state.fire(other["table_idle"], pending if e.version >= 0 else 0, segment=e.group)
+        last, idle = request.table_versions.get(e.group, (-1, True))
+        if e.version != last:
+            state.fire(other["table_idle"], int(not idle), segment=e.group)
         if e.version >= 0:
             request.table_versions[e.group] = (e.version, e.copied)
             self.versions[e.group] = e.version
@@ -167,6 +167,8 @@ class Claims:
                     state.fire(other["sized_as_addressed"], e.sized, e.addressed, segment=e.group)
             case "address":
                 state.fire(other["aligned_address"], e.value % max(e.least, 1), segment=e.side)
+            case "window":
+                self.blocks.windows[e.layer] = e.value
             case "stride":
                 state.strides[e.group] = e.value
             case _:

@@ -19,7 +19,7 @@ class Index:
             state.bind(e) for e in ("key_publish", "key_remove", "measure")
         )
         self.entries: dict[tuple[str, int], dict[str, list[Entry]]] = {}
-        self.parents: dict[str, str] = {}
+        self.parents: dict[tuple[str, int, str], str] = {}
 
     def of(self, tier: str, group: int) -> dict[str, list[Entry]]:
         """The entries of one group in one tier."""
@@ -50,10 +50,10 @@ class Index:
                     continue
                 block.key = key
             entries.setdefault(key, []).append(block)
-            if parent and "tree" in state.claims:
-                self.parents[key] = parent
-                if block is not None and block.segment.pins:
-                    self.blocks.children[parent] = self.blocks.children.get(parent, 0) + 1
+            if parent and "tree" in state.claims and block is not None:
+                self.parents[tier.name, g.index, key] = parent
+                for above in {tier.name, DEVICE}:
+                    self.blocks.below.setdefault((above, g.index, parent), []).append(block)
             parent = key
 
     def put(self, tier: Tier, g: GroupState, block: Block, key: str, at: int, entries: dict[str, list[Entry]]) -> bool:
@@ -104,7 +104,10 @@ class Index:
             entry = live.pop(self.choose(live, number))
             if not live:
                 del entries[key]
-            self.forget_child(key, entry)
+            if "tree" in state.claims and not live:
+                below = self.blocks.below.get((e.tier, g.index, key), ())
+                state.fire(on.other["leaf"], len(below), segment=f"{e.group}:{key}")
+                self.forget_child(tier.name, g.index, key, entry)
             if entry is None or tier.blocks[g.index].get(entry.number) is not entry:
                 continue
             where = f"{e.group}:{entry.number}"
@@ -113,6 +116,8 @@ class Index:
                 continue
             self.lose_content(tier, g, entry)
             if entry.segment.stage in self.blocks.fresh:
+                if not entry.segment.pins and not entry.segment.keys:
+                    self.blocks.in_order(on.other["tail_first"], tier, g, entry, where)
                 self.blocks.give_back(on.group[g.index], tier, g, entry, where)
 
     def choose(self, live: list[Entry], number: int | None) -> int:
@@ -124,11 +129,15 @@ class Index:
             self.state.hidden += 1
         return next((i for i, b in enumerate(live) if b is None or not b.segment.pins), 0)
 
-    def forget_child(self, key: str, entry: Entry) -> None:
+    def forget_child(self, tier: str, group: int, key: str, entry: Entry) -> None:
         """The entry continues no other one any more."""
-        parent = self.parents.pop(key, "") if "tree" in self.state.claims else ""
-        if parent in self.blocks.children and entry is not None and entry.segment.pins:
-            self.blocks.children[parent] -= 1
+        parent = self.parents.pop((tier, group, key), "")
+        for above in {tier, DEVICE} if entry is not None else ():
+            below = self.blocks.below.get((above, group, parent), [])
+            if entry in below:
+                below.remove(entry)
+            if not below:
+                self.blocks.below.pop((above, group, parent), None)
 
     def lose_content(self, tier: Tier, g: GroupState, block: Block) -> None:
         """One findable block fewer holds this content."""
