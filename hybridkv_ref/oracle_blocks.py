@@ -204,11 +204,11 @@ class Blocks:
                 lease = state.lease()
             if not hi:
                 at, count = seg.end, seg.start + size - seg.end
-            elif g.states:
-                at, count = max(lo, seg.start), hi - max(lo, seg.start)
             else:
                 at = max(lo, seg.start)
-                count = min(hi, seg.start + size) - at
+                # A state stands for all tokens up to its position: the last block of the span has the step's.
+                whole = g.states and number == span.blocks[-1]
+                count = (hi if whole else min(hi, seg.start + size)) - at
             if not (
                 state.fire(append, seg, lease, record, at, count, segment=where)
                 and state.fire(issue, seg, lease, record, seg.end, segment=where)

@@ -7,8 +7,9 @@ refused is *lost*, and nothing about it is judged until it is taken anew.
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +49,28 @@ class Refusal:
         return f"event {self.index} ({self.event}){where}: {self.row} refused by '{self.guard}' with {shown}"
 
 
-class Maker:
-    """Makes entities in their first stage, outside any list, by straight-line code."""
+@lru_cache(maxsize=64)
+def machine_of(tables: Tables, constants: tuple[tuple[str, int], ...]) -> Machine:
+    """The tables compiled for these constants, once: worlds of one machine share its code."""
+    return Machine(tables, dict(constants))
 
-    def __init__(self, machine: Machine, cls: str, kind: str, rigid: tuple[str, ...] = ()) -> None:
-        variables = machine.tables.vars_of(cls, kind)
-        first: dict[str, Any] = {"cls": cls, "kind": kind, "name": kind or cls}
-        first |= {attribute(n): v.init for n, v in variables.items()}
-        names = {attribute(n) for n in rigid}
-        lines = [f"def make({', '.join(sorted(names))}):", " e = new()", " e.refs = nothing"]
-        lines += [f" e.{n} = {n if n in names else repr(v)}" for n, v in first.items()]
-        space: dict[str, Any] = {"new": machine.types[cls, kind], "nothing": {}}
-        exec("\n".join([*lines, " return e"]), space)
-        self.make: Any = space["make"]
+
+@lru_cache(maxsize=1024)
+def maker(machine: Machine, cls: str, kind: str, rigid: tuple[str, ...] = ()) -> Callable[..., Any]:
+    """A function that makes entities in their first stage, outside any list, by straight-line code.
+
+    Its keyword arguments are the rigid variables that it sets.
+    """
+    variables = machine.tables.vars_of(cls, kind)
+    first: dict[str, Any] = {"cls": cls, "kind": kind, "name": kind or cls}
+    first |= {attribute(n): v.init for n, v in variables.items()}
+    names = {attribute(n) for n in rigid}
+    lines = [f"def make({', '.join(sorted(names))}):", " e = new()", " e.refs = nothing"]
+    lines += [f" e.{n} = {n if n in names else repr(v)}" for n, v in first.items()]
+    space: dict[str, Any] = {"new": machine.types[cls, kind], "nothing": {}}
+    exec("\n".join([*lines, " return e"]), space)
+    made: Callable[..., Any] = space["make"]
+    return made
 
 
 class Block:
@@ -195,12 +205,12 @@ class State:
         self.device = self.tier(DEVICE)
         self.machine, self.pool = self.device.machine, self.device.pool
         per_kind = [f"{n}.{g.kind}" for g in self.groups for n in ("group", "ahead", "abi", "uses")]
-        self._record = Maker(self.machine, "request", "", ("id", "length", "kernel", *per_kind)).make
+        self._record = maker(self.machine, "request", "", ("id", "length", "kernel", *per_kind))
         self._rigid = {attribute(n): 0 for n in per_kind}
         for g in self.groups:
             self._rigid |= {attribute(f"group.{g.kind}"): g.index, attribute(f"ahead.{g.kind}"): g.spec.ahead}
             self._rigid[attribute(f"uses.{g.kind}")] = g.spec.reuse
-        self.lease = Maker(self.machine, "lease", "").make
+        self.lease = maker(self.machine, "lease", "")
         self.requests: dict[str, Request] = {}
         self.ended: OrderedDict[str, int] = OrderedDict()
         self.epochs: Counter[tuple[str, str]] = Counter()
@@ -234,8 +244,9 @@ class State:
                 cap = g.spec.capacity - 1 if name == DEVICE and g.spec.capacity else limits.tiers.get(name, 0)
                 constants[f"{g.kind}.CAP"] = cap or UNTOLD
                 constants[f"{g.kind}.UNIT"], constants[f"{g.kind}.ENTRY"] = g.spec.block, int(not g.states)
-            machine = Machine(self.tables, {n: v for n, v in constants.items() if n in self.tables.constants})
-            made = [Maker(machine, "segment", g.kind, ("group",)).make for g in self.groups]
+            known = tuple((n, v) for n, v in constants.items() if n in self.tables.constants)
+            machine = machine_of(self.tables, known)
+            made = [maker(machine, "segment", g.kind, ("group",)) for g in self.groups]
             pool = World(machine).pool
             if name != DEVICE:
                 pool.model_epoch = self.pool.model_epoch

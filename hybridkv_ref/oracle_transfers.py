@@ -6,7 +6,7 @@ from typing import Any
 from hybridkv_ref.events import DEVICE, Io, Part, TransferBegin, TransferCancel, TransferEnd, TransferFail, TransferPart
 from hybridkv_ref.oracle_blocks import Blocks
 from hybridkv_ref.oracle_index import Index
-from hybridkv_ref.oracle_state import Block, Bound, GroupState, Maker, Request, State, Tier
+from hybridkv_ref.oracle_state import Block, Bound, GroupState, Request, State, Tier, maker
 
 PEER = "peer"
 """A tier whose name begins so is another engine's: what it holds is as the event says."""
@@ -41,8 +41,8 @@ class Transfers:
         self.state, self.blocks, self.index = state, blocks, index
         self.running: dict[str, Transfer] = {}
         self.bound: dict[tuple[str, str], Bound] = {}
-        self.shipment = Maker(state.machine, "shipment", "", ("part", "group")).make
-        self.transfer = Maker(state.machine, "transfer", "", ("parts",)).make
+        self.shipment = maker(state.machine, "shipment", "", ("part", "group"))
+        self.transfer = maker(state.machine, "transfer", "", ("parts",))
         self.first = state.tables.classes["shipment"]["stage"].init
         self.moving = next(e for e in state.tables.events if e.id.startswith("ship_begin[")).edges["shipment"][1]
         self.failing = next(e for e in state.tables.events if e.row == "transfer_fail").edges["xfer"][1]
