@@ -28,18 +28,22 @@ DEVICE = "device"
 Space = Literal["group", "kernel", "slot", "token", "entry"]
 
 
+class _Fixed(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
+    pass
+
+
 class _Record(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     pass
 
 
-class Engine(_Record, frozen=True):
+class Engine(_Fixed, frozen=True):
     """Who wrote the trace."""
 
     name: str = ""
     version: str = ""
 
 
-class GroupSpec(_Record, frozen=True):
+class GroupSpec(_Fixed, frozen=True):
     """A cache group: layers that share block table and storage layout.
 
     ``block`` is the number of tokens of one block, ``ahead`` the successor tokens that its keys need, ``reuse`` whether it
@@ -60,7 +64,7 @@ class GroupSpec(_Record, frozen=True):
     layout: str = ""
 
 
-class Limits(_Record, frozen=True):
+class Limits(_Fixed, frozen=True):
     """What the engine was told to keep; 0 means not told. ``tiers`` are blocks per tier, for each group."""
 
     pipeline: int = 0
@@ -69,7 +73,7 @@ class Limits(_Record, frozen=True):
     tiers: dict[str, int] = {}
 
 
-class Header(_Record, frozen=True, omit_defaults=False):
+class Header(_Fixed, frozen=True, omit_defaults=False):
     """The first line.
 
     ``unit``: tokens that one of a request's ``ids`` stands for. ``alignment``: the unit of hits (0: the least common
@@ -566,7 +570,5 @@ def tag(event: Event) -> str:
 
 def schema() -> dict[str, object]:
     """The JSON Schema of a line: a header or an event."""
-    (header, event), components = msgspec.json.schema_components(
-        [Header, Event], ref_template="#/$defs/{name}"
-    )
+    (header, event), components = msgspec.json.schema_components([Header, Event], ref_template="#/$defs/{name}")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "anyOf": [header, event], "$defs": components}

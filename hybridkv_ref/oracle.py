@@ -112,18 +112,16 @@ class Oracle:
         self.claims = Claims(state, self.blocks)
         self.seen = 0
         b, h, i, t, c = self.blocks, self.hits, self.index, self.transfers, self.claims
-        self._reduce: dict[type, tuple[str, Callable[[Any], None]]] = {
-            form: (str(form.__struct_config__.tag), reduce)
-            for form, reduce in {
-                Arrive: b.arrive, Admit: c.admit, Lookup: h.lookup, Preempt: b.preempt, Abort: b.abort, Finish: b.finish,
-                Allocate: b.allocate, Pin: h.pin, Unpin: h.unpin, DeferFree: b.defer, Free: b.free, Evict: b.evict,
-                Reset: self._reset, TableWrite: c.table_write, Dispatch: b.dispatch, Complete: b.complete, Draft: b.draft,
-                Accept: b.accept, Reject: b.reject, Position: c.position, KeyPublish: i.publish, KeyRemove: i.remove,
-                Measure: i.measure, TransferBegin: t.begin, TransferPart: t.part, TransferEnd: t.end, TransferFail: t.fail,
-                TransferCancel: t.cancel, Io: t.io, Vote: h.vote, Agree: h.agree, Decide: c.decide, Wait: c.wait, Run: c.run,
-                Capture: c.capture, Replay: c.replay, Epoch: c.epoch, Register: c.register, Drain: c.drain,
-            }.items()
+        reducers: dict[Any, Callable[[Any], None]] = {
+            Arrive: b.arrive, Admit: c.admit, Lookup: h.lookup, Preempt: b.preempt, Abort: b.abort, Finish: b.finish,
+            Allocate: b.allocate, Pin: h.pin, Unpin: h.unpin, DeferFree: b.defer, Free: b.free, Evict: b.evict,
+            Reset: self._reset, TableWrite: c.table_write, Dispatch: b.dispatch, Complete: b.complete, Draft: b.draft,
+            Accept: b.accept, Reject: b.reject, Position: c.position, KeyPublish: i.publish, KeyRemove: i.remove,
+            Measure: i.measure, TransferBegin: t.begin, TransferPart: t.part, TransferEnd: t.end, TransferFail: t.fail,
+            TransferCancel: t.cancel, Io: t.io, Vote: h.vote, Agree: h.agree, Decide: c.decide, Wait: c.wait, Run: c.run,
+            Capture: c.capture, Replay: c.replay, Epoch: c.epoch, Register: c.register, Drain: c.drain,
         }  # fmt: skip
+        self._reduce = {form: (str(form.__struct_config__.tag), reduce) for form, reduce in reducers.items()}
 
     def feed(self, event: Event) -> Verdict:
         """Judges one event and follows it."""
@@ -166,7 +164,8 @@ class Oracle:
         """What is alive: requests by name, and per tier and group the blocks, as plain data."""
         state = self.state
         requests = {
-            r.name: {"stage": r.record.stage, "at": r.at, "life": r.life, "lost": r.lost} for r in state.requests.values()
+            r.name: {"stage": r.record.stage, "at": r.at, "life": r.life, "lost": r.lost}
+            for r in state.requests.values()
         }
         tiers: dict[str, dict[str, dict[int, dict[str, Any]]]] = {}
         for tier in state.tiers.values():

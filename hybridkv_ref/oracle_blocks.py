@@ -33,7 +33,20 @@ class Blocks:
 
     def __init__(self, state: State, hits: Hits) -> None:
         self.state, self.hits = state, hits
-        names = ("arrive", "allocate", "dispatch", "complete", "free", "evict", "reset", "preempt", "abort", "finish", "accept", "reject")
+        names = (
+            "arrive",
+            "allocate",
+            "dispatch",
+            "complete",
+            "free",
+            "evict",
+            "reset",
+            "preempt",
+            "abort",
+            "finish",
+            "accept",
+            "reject",
+        )
         self.on = {name: state.bind(name) for name in names}
         sets = state.tables.kinds[state.groups[0].kind].sets
         self.empty, self.open, self.fresh = (frozenset(sets[n]) for n in ("EMPTY", "OPEN", "FRESH"))
@@ -136,7 +149,9 @@ class Blocks:
             at += size
         request.positions[e.group] = at
 
-    def take(self, compiled: Compiled, g: GroupState, block: Block, request: Request, record: Any, at: int, where: str) -> None:
+    def take(
+        self, compiled: Compiled, g: GroupState, block: Block, request: Request, record: Any, at: int, where: str
+    ) -> None:
         """One block for a writer."""
         state, lease = self.state, self.state.lease()
         known = record.accepted
@@ -338,7 +353,14 @@ class Blocks:
             self.close(request)
 
     def let_go(
-        self, rows: dict[str, Compiled], g: GroupState, block: Block, record: Any, lease: Any, request: Request | None, where: str
+        self,
+        rows: dict[str, Compiled],
+        g: GroupState,
+        block: Block,
+        record: Any,
+        lease: Any,
+        request: Request | None,
+        where: str,
     ) -> bool:
         """One reference ends by the row that its stage asks for."""
         state, seg = self.state, block.segment

@@ -24,7 +24,19 @@ class Claims:
 
     def __init__(self, state: State, blocks: Blocks) -> None:
         self.state, self.blocks = state, blocks
-        names = ("table_write", "position", "decide", "wait", "run", "capture", "replay", "epoch", "register", "admit", "drain")
+        names = (
+            "table_write",
+            "position",
+            "decide",
+            "wait",
+            "run",
+            "capture",
+            "replay",
+            "epoch",
+            "register",
+            "admit",
+            "drain",
+        )
         self.on = {name: state.bind(name) for name in names}
         self.graphs: dict[str, Any] = {}
         self.effects: dict[str, frozenset[str]] = {}
@@ -39,7 +51,9 @@ class Claims:
         """A block table: the type of its indices, its columns, whether its buffer is free, the window's outside."""
         state, other, g = self.state, self.on["table_write"].other, self.state.named(e.group)
         request = state.request(e.req)
-        state.fire(other["index_type"], e.space == "group" or e.space == "kernel" and g.spec.kernel_blocks > 1, segment=e.group)
+        state.fire(
+            other["index_type"], e.space == "group" or (e.space == "kernel" and g.spec.kernel_blocks > 1), segment=e.group
+        )
         if e.unit >= 0:
             state.fire(other["index_type"], e.unit == g.spec.block, segment=e.group)
         if e.columns >= 0:
@@ -195,5 +209,7 @@ class Claims:
             for g in state.groups:
                 row = self.on["drain"].group[g.index]["at_rest"]
                 for block in list(tier.blocks[g.index].values()):
-                    if not state.fire(row, block.segment, segment=f"{tier.name}:{g.spec.name}:{block.number}", pool=tier.pool):
+                    if not state.fire(
+                        row, block.segment, segment=f"{tier.name}:{g.spec.name}:{block.number}", pool=tier.pool
+                    ):
                         state.lose(tier, g, block)

@@ -62,7 +62,9 @@ def coverage(state: State) -> Coverage:
         elif not premises:
             result = "inconclusive" if state.skipped else "not exercised"
         found[rule] = RuleVerdict(result, premises, level, rows)
-    return _judged(found, state.claims, state.spec, (sum(state.fired.values()), state.hidden, state.peak, state.skipped))
+    return _judged(
+        found, state.claims, state.spec, (sum(state.fired.values()), state.hidden, state.peak, state.skipped)
+    )
 
 
 def merged(parts: Sequence[Coverage], header: Header, spec: Path) -> Coverage:
@@ -73,7 +75,9 @@ def merged(parts: Sequence[Coverage], header: Header, spec: Path) -> Coverage:
         for rule, new in part.rules.items():
             old = found.get(rule, new)
             result = min(old.result, new.result, key=best.index)
-            found[rule] = RuleVerdict(result, new.premises + (old.premises if rule in found else 0), new.level, new.rows)
+            found[rule] = RuleVerdict(
+                result, new.premises + (old.premises if rule in found else 0), new.level, new.rows
+            )
     sums = (sum(p.rows_fired for p in parts), sum(p.hidden for p in parts))
     rest = (max((p.peak for p in parts), default=1), sum(p.skipped for p in parts))
     return _judged(found, frozenset(header.capabilities), spec, (*sums, *rest))

@@ -148,9 +148,9 @@ class Hits:
     def claims(self, e: Lookup, request: Request, matched: int) -> bool:
         """What the lookup claims about itself."""
         state, other, used = self.state, self.on_lookup.other, e.used
-        checks = [("graded", (e.grade == "bounded", request.grade == "bounded"))]
+        checks: list[tuple[str, tuple[int, ...]]] = [("graded", (e.grade == "bounded", request.grade == "bounded"))]
         if used:
-            checks.append(("aligned", (used % state.alignment, )))
+            checks.append(("aligned", (used % state.alignment,)))
         top = min(matched, request.length - 1)
         if "limits" in state.claims and e.matched >= 0:
             checks.append(("limits_named", (used, top - top % state.alignment, len(e.limiting))))

@@ -33,7 +33,9 @@ class Index:
             covered = len(e.keys) * g.spec.block
             state.fire(on.other["dense"], e.tokens[1] - e.tokens[0], covered, segment=e.group)
         if parent and "tree" in state.claims:
-            count = len(entries.get(parent, ())) + (len(self.of(DEVICE, g.index).get(parent, ())) if tier.name != DEVICE else 0)
+            count = len(entries.get(parent, ())) + (
+                len(self.of(DEVICE, g.index).get(parent, ())) if tier.name != DEVICE else 0
+            )
             if not state.fire(on.other["parent_findable"], count, segment=f"{e.group}:{parent}"):
                 return
         for place, key in enumerate(e.keys):

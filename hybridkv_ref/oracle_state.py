@@ -17,7 +17,7 @@ from hybridkv_ref.compile_py import attribute
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.event_map import load_event_map, row_name
 from hybridkv_ref.events import DEVICE, GroupSpec, Header
-from hybridkv_ref.machine import Compiled, Globals, Machine, Value, World
+from hybridkv_ref.machine import Compiled, Machine, Value, World
 from hybridkv_ref.models import load_model
 from hybridkv_ref.oracle_tables import kind_name, oracle_tables
 from hybridkv_ref.paths import SPEC_DIR
@@ -148,7 +148,7 @@ class Tier:
 
     name: str
     machine: Machine
-    pool: Globals
+    pool: Any
     blocks: list[dict[int, Block]]
     lost: list[set[int]]
     segment: list[Any]
@@ -196,10 +196,14 @@ class State:
         self.map = load_event_map(self.spec)
         self.claims = frozenset(self.header.capabilities)
         for claim in self.claims - self.map.capabilities.keys():
-            raise InputError(f"header: capabilities: no capability '{claim}' (known: {', '.join(self.map.capabilities)})")
+            raise InputError(
+                f"header: capabilities: no capability '{claim}' (known: {', '.join(self.map.capabilities)})"
+            )
         rows = {e.row for e in self.tables.events}
         needs = entries(self.spec)[1]
-        self.groups = [self._group(i, g, rows, needs[g.kind].params if g.kind in needs else ()) for i, g in enumerate(specs)]
+        self.groups = [
+            self._group(i, g, rows, needs[g.kind].params if g.kind in needs else ()) for i, g in enumerate(specs)
+        ]
         self.by_name = {g.spec.name: g for g in self.groups}
         self.tiers: dict[str, Tier] = {}
         self.device = self.tier(DEVICE)
@@ -233,7 +237,7 @@ class State:
     def tier(self, name: str) -> Tier:
         """The tier of this name; made with its caps when first named."""
         if name not in self.tiers:
-            limits, constants = self.header.limits, {n: UNTOLD for n in self.tables.constants}
+            limits, constants = self.header.limits, dict.fromkeys(self.tables.constants, UNTOLD)
             constants |= {"RESERVE": 0, "RATIO": 1, "HALO": 0, "PROBE": -1}
             constants |= {"IN_ORDER": int("in_order" in self.claims)}
             if limits.pipeline:
@@ -330,7 +334,9 @@ class State:
         self.refuse(compiled, index, arguments, segment, pool)
         return False
 
-    def refuse(self, compiled: Compiled, index: int, arguments: tuple[Any, ...], segment: str, pool: Any = None) -> None:
+    def refuse(
+        self, compiled: Compiled, index: int, arguments: tuple[Any, ...], segment: str, pool: Any = None
+    ) -> None:
         """Notes a refusal."""
         event = compiled.event
         guard, count = event.guards[index], len(event.roles)
@@ -338,4 +344,6 @@ class State:
         self.names.pool = self.pool if pool is None else pool
         values = self.names.values(guard.expr, event, arguments[:count], inputs)
         self.failed.update(self.map.broken(event, guard))
-        self.refusals.append(Refusal(self.index, self.event, event.id, self.map.broken(event, guard), segment, guard.text, values))
+        self.refusals.append(
+            Refusal(self.index, self.event, event.id, self.map.broken(event, guard), segment, guard.text, values)
+        )

@@ -79,7 +79,7 @@ def _oracle_tables(kinds: tuple[str, ...], spec: Path) -> Tables:
     for kind in kinds:
         files[f"{TEMPLATE}:{kind}"] = msgspec.structs.replace(template, kind=kind)
     positions = {n: base.recovery[n] for n in ("title", "positions", "boundary")}
-    tables = build(Spec(files, {**positions, "need": {k: _NO_NEED for k in kinds}}), whole=False)
+    tables = build(Spec(files, {**positions, "need": dict.fromkeys(kinds, _NO_NEED)}), whole=False)
     known = {row_name(e) for e in tables.events}
     for event, rows in load_event_map(spec).rows.items():
         for row in sorted(rows - known):

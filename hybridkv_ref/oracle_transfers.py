@@ -92,7 +92,9 @@ class Transfers:
         if part.saved >= 0:
             held = max((b.segment.end for n in part.source if (b := state.device.blocks[g.index].get(n))), default=0)
             checks.append(("saved_whole", (part.saved, held)))
-        return all([state.fire(on.other[row], *values, segment=part.group) for row, values in checks]) and self.asked(part, on)
+        return all([state.fire(on.other[row], *values, segment=part.group) for row, values in checks]) and self.asked(
+            part, on
+        )
 
     def asked(self, part: Part, on: Bound) -> bool:
         """Each object is asked for by the key under which it was stored."""
@@ -103,7 +105,10 @@ class Transfers:
                 block = tier.blocks[g.index].get(number) if tier.name != DEVICE else None
                 if block is not None and block.key:
                     asked, stored = hash(key), hash(block.key)
-                    right = self.state.fire(on.other["asked_as_stored"], asked, stored, segment=f"{part.group}:{number}") and right
+                    right = (
+                        self.state.fire(on.other["asked_as_stored"], asked, stored, segment=f"{part.group}:{number}")
+                        and right
+                    )
         return right
 
     def ship(self, g: GroupState, src: int, dst: int, made: Transfer, on: Bound) -> Shipment | None:
@@ -234,7 +239,11 @@ class Transfers:
         """Nobody waits for it any more."""
         state, made = self.state, self.running.get(e.xfer)
         on = self.rows("transfer_cancel", made.target if made else state.device)
-        if state.fire(on.other["known_transfer"], made is not None, segment=e.xfer) and made is not None and made.shipments:
+        if (
+            state.fire(on.other["known_transfer"], made is not None, segment=e.xfer)
+            and made is not None
+            and made.shipments
+        ):
             state.fire(on.other["transfer_fail"], made.entity, segment=e.xfer)
 
     def io(self, e: Io) -> None:

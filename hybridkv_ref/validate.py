@@ -153,9 +153,7 @@ def _run(path: str, header: Header, spec: Path) -> Run:
     return run
 
 
-def _header(
-    header: Header, model: str | None, path: str, strict_hash: bool, spec: Path
-) -> tuple[Header, list[str]]:
+def _header(header: Header, model: str | None, path: str, strict_hash: bool, spec: Path) -> tuple[Header, list[str]]:
     warnings = []
     if model is not None:
         header = msgspec.structs.replace(header, model=model, groups=())
@@ -176,7 +174,9 @@ def _firsts(run: Run, path: str, seconds: float) -> list[FirstRefusal]:
             key, events = refusal.row + refusal.guard, list[Any]()
             if key not in shortened and time.monotonic() < deadline:
                 shortened.add(key)
-                events = [msgspec.to_builtins(e) for e in _shortest(run, path, instance, line, refusal, event, deadline)]
+                events = [
+                    msgspec.to_builtins(e) for e in _shortest(run, path, instance, line, refusal, event, deadline)
+                ]
             found[rule] = FirstRefusal(
                 rule, line, instance, refusal.event, refusal.row, refusal.segment, refusal.guard, dict(refusal.values),
                 str(refusal), events,

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from trace_variants import variants
 
 from hybridkv_ref.events import Event, Header
 from hybridkv_ref.oracle import Oracle
 from hybridkv_ref.oracle_state import Refusal
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.rules import load_rules
-from trace_variants import variants
 
 FOLDER = Path(__file__).parent / "faults"
 MOST_LEFT_OUT = 6
