@@ -20,9 +20,8 @@ from hybridkv_ref.events import (
     Reset,
     Span,
 )
-from hybridkv_ref.machine import Compiled
 from hybridkv_ref.oracle_hits import Hits
-from hybridkv_ref.oracle_state import UNTOLD, Block, GroupState, Request, State, Tier
+from hybridkv_ref.oracle_state import UNTOLD, Block, GroupState, Place, Request, Row, State, Tier
 
 Ran = tuple[GroupState, Block, Any, Any, bool]
 """What a step used: group, block, lease, record, whether it wrote."""
@@ -61,7 +60,8 @@ class Blocks:
         self.windows: dict[int, int] = {}
         self.nobody = state.new_record(0, 1)
         state.fire(self.on["finish"].other["reject"], self.nobody)
-        state.fired.clear()
+        for row in self.on["finish"].other.values():
+            row.count = 0
 
     # -- requests ---------------------------------------------------------------------------------------------------------
 
@@ -145,12 +145,12 @@ class Blocks:
             block = state.block(device, g, number)
             if block is None:
                 continue
-            self.take(compiled, g, block, request, record, at, f"{e.group}:{number}")
+            self.take(compiled, g, block, request, record, at, (e.group, number))
             at += size
         request.positions[e.group] = at
 
     def take(
-        self, compiled: Compiled, g: GroupState, block: Block, request: Request, record: Any, at: int, where: str
+        self, compiled: Row, g: GroupState, block: Block, request: Request, record: Any, at: int, where: Place
     ) -> None:
         """One block for a writer."""
         state, lease = self.state, self.state.lease()
@@ -188,7 +188,7 @@ class Blocks:
         if span.unit not in ("token", "group") and not (span.unit == "entry" and g.spec.ratio > 1):
             right = state.fire(other["length_unit"], False, segment=span.group) and right
         elif span.unit == "token":
-            state.fired["length_unit"] += 1
+            other["length_unit"].count += 1
         if span.window >= 0 and span.layer in self.windows:
             right = state.fire(other["own_window"], span.window, self.windows[span.layer], segment=span.group) and right
         if span.layout and g.spec.layout:
@@ -213,7 +213,7 @@ class Blocks:
             if block is None:
                 continue
             seg = block.segment
-            where = f"{span.group}:{number}"
+            where = (span.group, number)
             lease = block.leases.get(request.uid)
             if lease is None:
                 lease = state.lease()
@@ -251,7 +251,7 @@ class Blocks:
                 lease = state.lease()
             upto = seg.end if not hi else min(hi, seg.start + g.spec.block)
             last = max(last, seg.start + g.spec.block)
-            if state.fire(issue, seg, lease, record, upto, segment=f"{span.group}:{number}"):
+            if state.fire(issue, seg, lease, record, upto, segment=(span.group, number)):
                 ran.append((g, block, lease, record, False))
             else:
                 state.lose(state.device, g, block)
@@ -272,7 +272,7 @@ class Blocks:
             state.fire(on.other["step_position"], e.at, at, segment=e.step)
         for g, block, lease, record, wrote in ran or ():
             rows, seg = on.group[g.index], block.segment
-            where = f"{g.spec.name}:{block.number}"
+            where = (g.spec.name, block.number)
             if wrote and e.ok:
                 state.fire(rows["written"], seg, lease, record, segment=where)
             state.fire(rows["complete"], seg, lease, record, segment=where)
@@ -304,14 +304,14 @@ class Blocks:
             state.fire(on.other["truncated"], e.at, e.to, segment=e.req)
         if e.low >= 0:
             g = state.named(e.group)
-            state.fire(on.other["still_held"], g.low(e.to), e.low, segment=f"{e.group}:{e.req}")
+            state.fire(on.other["still_held"], g.low(e.to), e.low, segment=(e.group, e.req))
         for g in state.groups:
             reject = on.group[g.index]["reject_drafts"]
             for block in [b for b in state.device.blocks[g.index].values() if b.writer is request]:
                 seg, lease = block.segment, block.leases.get(request.uid)
                 if lease is not None and lease.stage in self.writes and seg.end > e.to and seg.end > seg.start:
                     to = max(e.to, seg.start)
-                    state.fire(reject, seg, lease, request.record, to, segment=f"{g.spec.name}:{block.number}")
+                    state.fire(reject, seg, lease, request.record, to, segment=(g.spec.name, block.number))
         request.at = min(request.at, e.to)
 
     # -- giving back ------------------------------------------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ class Blocks:
             block = state.block(tier, g, number) if number != null else None
             if block is None:
                 continue
-            where = f"{e.group}:{number}"
+            where = (e.group, number)
             if block.owner is request and request is not None and uid not in block.leases:
                 block.owner = None
                 request.held -= 1
@@ -354,13 +354,13 @@ class Blocks:
 
     def let_go(
         self,
-        rows: dict[str, Compiled],
+        rows: dict[str, Row],
         g: GroupState,
         block: Block,
         record: Any,
         lease: Any,
         request: Request | None,
-        where: str,
+        where: Place,
     ) -> bool:
         """One reference ends by the row that its stage asks for."""
         state, seg = self.state, block.segment
@@ -381,7 +381,7 @@ class Blocks:
             )
         return state.fire(rows["let_go"], seg, lease, record, segment=where)
 
-    def give_back(self, rows: dict[str, Compiled], tier: Tier, g: GroupState, block: Block, where: str) -> None:
+    def give_back(self, rows: dict[str, Row], tier: Tier, g: GroupState, block: Block, where: Place) -> None:
         """What nobody holds and no entry names goes back to the pool."""
         state, seg = self.state, block.segment
         if seg.stage not in self.empty:
@@ -396,19 +396,19 @@ class Blocks:
         block.writer = block.owner = None
         self.together.pop((g.index, block.number), None)
         if not block.leases:
-            tier.blocks[g.index].pop(block.number, None)
+            state.rest(tier, g, block)
 
     def evict(self, e: Evict) -> None:
         """Cached bytes go; what is held, copied or still findable does not."""
         state, g, on = self.state, self.state.named(e.group), self.on["evict"]
         tier, rows = state.tier(e.tier), on.group[g.index]
         for number in e.blocks:
-            if not state.fire(on.other["not_null"], number == state.header.null, segment=f"{e.group}:{number}"):
+            if not state.fire(on.other["not_null"], number == state.header.null, segment=(e.group, number)):
                 continue
             block = state.block(tier, g, number)
             if block is None:
                 continue
-            seg, where = block.segment, f"{e.group}:{number}"
+            seg, where = block.segment, (e.group, number)
             if "tree" in state.claims and block.key:
                 children = self.below.get((e.tier, g.index, block.key), ())
                 held = sum(1 for child in children if child.segment.pins)
@@ -424,7 +424,7 @@ class Blocks:
             else:
                 state.lose(tier, g, block)
 
-    def in_order(self, row: Compiled, tier: Tier, g: GroupState, block: Block, where: str) -> bool:
+    def in_order(self, row: Row, tier: Tier, g: GroupState, block: Block, where: Place) -> bool:
         """Of what was let go together, the later blocks of any group are evicted first."""
         batch = self.together.get((g.index, block.number))
         if batch is None or "tails" not in self.state.claims:
@@ -444,4 +444,4 @@ class Blocks:
             block = state.block(state.device, g, number) if number != state.header.null else None
             if block is None or block.segment.stage in self.empty or block.segment.pins or block.segment.writers:
                 continue
-            self.give_back(rows, state.device, g, block, f"{e.group}:{number}")
+            self.give_back(rows, state.device, g, block, (e.group, number))

@@ -52,7 +52,9 @@ class Claims:
         state, other, g = self.state, self.on["table_write"].other, self.state.named(e.group)
         request = state.request(e.req)
         state.fire(
-            other["index_type"], e.space == "group" or (e.space == "kernel" and g.spec.kernel_blocks > 1), segment=e.group
+            other["index_type"],
+            e.space == "group" or (e.space == "kernel" and g.spec.kernel_blocks > 1),
+            segment=e.group,
         )
         if e.unit >= 0:
             state.fire(other["index_type"], e.unit == g.spec.block, segment=e.group)
@@ -68,16 +70,16 @@ class Claims:
             low = g.low(e.at)
             for place, number in enumerate(e.blocks):
                 if (e.index + place + 1) * g.spec.block <= low:
-                    state.fire(other["outside_is_null"], number == state.header.null, segment=f"{e.group}:{number}")
+                    state.fire(other["outside_is_null"], number == state.header.null, segment=(e.group, number))
 
     def position(self, e: Position) -> None:
         """Positions of groups against that of the request, truncations, shifts, what a state takes next."""
         state, other = self.state, self.on["position"].other
         for name, at in e.groups.items():
             if e.next >= 0:
-                state.fire(other["applied_once"], e.next, at, segment=f"{name}:{e.req}")
+                state.fire(other["applied_once"], e.next, at, segment=(name, e.req))
             elif e.at >= 0:
-                state.fire(other["same_position"], e.at, at, segment=f"{name}:{e.req}")
+                state.fire(other["same_position"], e.at, at, segment=(name, e.req))
         if e.asked >= 0:
             state.fire(other["truncated"], e.at, e.asked, segment=e.req)
         if e.shift or e.data:

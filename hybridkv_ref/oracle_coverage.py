@@ -47,13 +47,14 @@ def coverage(state: State) -> Coverage:
     for event in state.tables.events:
         for rule in event.rules:
             rows_of.setdefault(rule, set()).add(row_name(event))
+    fired = state.fired()
     levels, told = state.map.row_level(), LEVELS.index(state.header.level)
     failed = state.failed
     found: dict[str, RuleVerdict] = {}
     for rule in load_rules(state.spec):
         rows = tuple(sorted(row for row in rows_of.get(rule, ()) if row in levels))
         level = min((levels[row] for row in rows), default="")
-        premises = sum(state.fired[row] for row in rows)
+        premises = sum(fired[row] for row in rows)
         result: Result = "pass"
         if rule in failed:
             result = "fail"
@@ -62,9 +63,7 @@ def coverage(state: State) -> Coverage:
         elif not premises:
             result = "inconclusive" if state.skipped else "not exercised"
         found[rule] = RuleVerdict(result, premises, level, rows)
-    return _judged(
-        found, state.claims, state.spec, (sum(state.fired.values()), state.hidden, state.peak, state.skipped)
-    )
+    return _judged(found, state.claims, state.spec, (sum(fired.values()), state.hidden, state.peak, state.skipped))
 
 
 def merged(parts: Sequence[Coverage], header: Header, spec: Path) -> Coverage:

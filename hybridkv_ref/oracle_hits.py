@@ -3,7 +3,7 @@
 from typing import Any
 
 from hybridkv_ref.events import Agree, Lookup, Pin, Unpin, Vote
-from hybridkv_ref.oracle_state import Block, GroupState, Request, State
+from hybridkv_ref.oracle_state import Block, GroupState, Place, Request, Row, State
 from hybridkv_ref.recovery import Contents, Hit, longest_hit
 
 RUNNING, OVER, LOOKING, LETTING_GO = "RUNNING", "OVER", "LOOKING", "LETTING_GO"
@@ -80,7 +80,7 @@ class Hits:
                 if block is None:
                     return
                 lease = None
-                where = f"{name}:{number}"
+                where = (name, number)
                 if tier is state.device and request.record.stage == self.matched:
                     lease = state.lease()
                     if not state.fire(rows["find"], block.segment, lease, request.record, segment=where):
@@ -106,7 +106,7 @@ class Hits:
                 request.lost = True
                 return
 
-    def same(self, rows: dict[str, Any], block: Block, request: Request, end: int, where: str) -> bool:
+    def same(self, rows: dict[str, Row], block: Block, request: Request, end: int, where: Place) -> bool:
         """Physical identity: the slot was last written with what is asked for."""
         asked = request.content(end)
         if not asked or not block.tokens:
@@ -121,7 +121,7 @@ class Hits:
         lo, hi, _ = g.need.need(used, used)
         if lo >= hi:
             return True
-        return self.state.fire(self.on_lookup.other[g.covers], lo, hi, first, last, segment=f"{g.spec.name}:{e.req}")
+        return self.state.fire(self.on_lookup.other[g.covers], lo, hi, first, last, segment=(g.spec.name, e.req))
 
     def record_match(self, request: Request, used: int, matched: int) -> bool:
         """Brings the request's record to a match of this length; a lookup that was not pinned leaves nothing."""
@@ -192,7 +192,7 @@ class Hits:
             block = state.block(tier, g, number) if number != state.header.null else None
             if block is None:
                 continue
-            where = f"{e.group}:{number}"
+            where = (e.group, number)
             if hit and request is not None:
                 lease, record = block.leases.get(request.uid), request.record
             else:
@@ -225,7 +225,7 @@ class Hits:
                 del self.holders[e.req, e.tier, e.group, number]
             if record.stage in self.looking:
                 state.fire(other["shorten"], record)
-            if not state.fire(rows["release"], block.segment, lease, record, segment=f"{e.group}:{number}"):
+            if not state.fire(rows["release"], block.segment, lease, record, segment=(e.group, number)):
                 state.lose(tier, g, block)
 
     def vote(self, e: Vote) -> None:
@@ -246,14 +246,13 @@ class Hits:
         if request.running:
             return True
         state, record, other = self.state, request.record, self.hidden.other
-        before = sum(state.fired.values())
         leases = self.leases.pop(request.uid, [])
         done = self.layers(request, record, leases) if record.stage == self.matched else True
         if done and record.stage == self.first:
             done = state.fire(other["start_cold"], record, segment=request.name)
         elif done and record.stage not in self.running:
             done = state.fire(other["resume_cold"], record, segment=request.name)
-        state.hidden += sum(state.fired.values()) - before
+        state.hidden += 1 if not leases else 5 + 4 * len(leases)
         request.running, request.lost = done, not done
         return done
 
@@ -272,7 +271,7 @@ class Hits:
                 return False
             for g, block, lease in pinned:
                 for row in of_leases:
-                    where = f"{g.spec.name}:{block.number}"
+                    where = (g.spec.name, block.number)
                     if not state.fire(rows[g.index][row], block.segment, lease, record, segment=where):
                         return False
         request.held += len(pinned)

@@ -36,13 +36,13 @@ class Index:
             count = len(entries.get(parent, ())) + (
                 len(self.of(DEVICE, g.index).get(parent, ())) if tier.name != DEVICE else 0
             )
-            if not state.fire(on.other["parent_findable"], count, segment=f"{e.group}:{parent}"):
+            if not state.fire(on.other["parent_findable"], count, segment=(e.group, parent)):
                 return
         for place, key in enumerate(e.keys):
             number = e.blocks[place] if place < len(e.blocks) else -1
             block: Entry = None
             if e.blocks:
-                if not state.fire(on.other["not_null"], number == state.header.null, segment=f"{e.group}:{number}"):
+                if not state.fire(on.other["not_null"], number == state.header.null, segment=(e.group, number)):
                     continue
                 block = state.block(tier, g, number)
                 if block is None:
@@ -61,7 +61,7 @@ class Index:
     def put(self, tier: Tier, g: GroupState, block: Block, key: str, at: int, entries: dict[str, list[Entry]]) -> bool:
         """One entry: the writer is done if it was not, the content is that of the key's other entries."""
         state, rows, other, seg = self.state, self.on_publish.group[g.index], self.on_publish.other, block.segment
-        where = f"{g.spec.name}:{block.number}"
+        where = (g.spec.name, block.number)
         writer = block.writer
         if seg.stage in self.blocks.open and writer is not None and writer.uid in block.leases:
             lease, record = block.leases[writer.uid], writer.record
@@ -100,7 +100,7 @@ class Index:
         tier, entries = state.tier(e.tier), self.of(e.tier, self.state.named(e.group).index)
         for place, key in enumerate(e.keys):
             live = entries.get(key, [])
-            if not state.fire(on.other["known_entry"], len(live), segment=f"{e.group}:{key}"):
+            if not state.fire(on.other["known_entry"], len(live), segment=(e.group, key)):
                 continue
             number = e.blocks[place] if place < len(e.blocks) else None
             entry = live.pop(self.choose(live, number))
@@ -108,7 +108,7 @@ class Index:
                 del entries[key]
             if "tree" in state.claims and not live:
                 below = self.blocks.below.get((e.tier, g.index, key), ())
-                state.fire(on.other["leaf"], len(below), segment=f"{e.group}:{key}")
+                state.fire(on.other["leaf"], len(below), segment=(e.group, key))
                 self.forget_child(tier.name, g.index, key, entry)
             if entry is None or tier.blocks[g.index].get(entry.number) is not entry:
                 continue

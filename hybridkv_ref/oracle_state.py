@@ -27,6 +27,12 @@ from hybridkv_ref.tables import Tables
 UNTOLD = 1 << 60
 """The value of a limit that nobody told."""
 
+Place = str | tuple[str, int | str]
+"""What a row was about, for a message: a name, or a group and a block, put together only when it is needed."""
+
+SPARE = 4096
+"""How many records of empty blocks are kept to be used again, per group and tier."""
+
 REMEMBERED = 65536
 """How many ended requests are remembered, to see that none ends twice."""
 
@@ -142,6 +148,15 @@ class GroupState:
         return self.need.need(position, position)[0]
 
 
+class Row:
+    """A compiled row as the oracle fires it: ``call(pool, *entities, *inputs)``, and how often it was fired."""
+
+    __slots__ = ("call", "count", "event", "name")
+
+    def __init__(self, compiled: Compiled) -> None:
+        self.call, self.event, self.name, self.count = compiled.call, compiled.event, row_name(compiled.event), 0
+
+
 @dataclass(slots=True)
 class Tier:
     """One tier: its machine (for its caps), pool, blocks of each group by number, and numbers that are lost."""
@@ -152,14 +167,16 @@ class Tier:
     blocks: list[dict[int, Block]]
     lost: list[set[int]]
     segment: list[Any]
+    spare: list[list[Block]]
+    rows: list[tuple[str, Row]]
 
 
 @dataclass(slots=True)
 class Bound:
     """The rows that one event may fire: of each group's blocks, of everything else, by row name."""
 
-    group: list[dict[str, Compiled]]
-    other: dict[str, Compiled]
+    group: list[dict[str, Row]]
+    other: dict[str, Row]
 
 
 def group_specs(header: Header, spec: Path = SPEC_DIR) -> tuple[GroupSpec, ...]:
@@ -177,7 +194,7 @@ def group_specs(header: Header, spec: Path = SPEC_DIR) -> tuple[GroupSpec, ...]:
 
 @dataclass
 class State:
-    """Everything that the oracle knows. ``fired`` counts rows by name, ``hidden`` those of hidden steps."""
+    """Everything that the oracle knows. ``hidden`` counts the rows of hidden steps."""
 
     header: Header
     spec: Path = SPEC_DIR
@@ -185,7 +202,6 @@ class State:
     event: str = ""
     refusals: list[Refusal] = field(default_factory=list)
     failed: set[str] = field(default_factory=set)
-    fired: Counter[str] = field(default_factory=Counter)
     hidden: int = 0
     peak: int = 1
     skipped: int = 0
@@ -254,23 +270,24 @@ class State:
             pool = World(machine).pool
             if name != DEVICE:
                 pool.model_epoch = self.pool.model_epoch
-            self.tiers[name] = Tier(name, machine, pool, [{} for _ in made], [set() for _ in made], made)
+            rows = [
+                (c.event.kinds.get("self") or c.event.kinds.get("dst", ""), Row(c)) for c in machine.events.values()
+            ]
+            self.tiers[name] = Tier(name, machine, pool, [{} for _ in made], [set() for _ in made], made, [[] for _ in made], rows)
         return self.tiers[name]
 
     def bind(self, event: str, tier: str = DEVICE) -> Bound:
         """The rows that an event of this form may fire, and no others."""
-        allowed, found = self.map.rows[event], self.tier(tier).machine.events
-        group: list[dict[str, Compiled]] = [{} for _ in self.groups]
-        other: dict[str, Compiled] = {}
+        allowed = self.map.rows[event]
+        group: list[dict[str, Row]] = [{} for _ in self.groups]
+        other: dict[str, Row] = {}
         kinds = {g.kind: g.index for g in self.groups}
-        for compiled in found.values():
-            row = row_name(compiled.event)
-            if row in allowed:
-                kind = compiled.event.kinds.get("self") or compiled.event.kinds.get("dst", "")
-                if kind and set(compiled.event.kinds.values()) == {kind}:
-                    group[kinds[kind]][row] = compiled
-                elif not kind:
-                    other[row] = compiled
+        for kind, row in self.tier(tier).rows:
+            if row.name in allowed:
+                if kind:
+                    group[kinds[kind]][row.name] = row
+                else:
+                    other[row.name] = row
         return Bound(group, other)
 
     # -- entities -------------------------------------------------------------------------------------------------------
@@ -306,9 +323,21 @@ class State:
             if number in tier.lost[group.index]:
                 self.skipped += 1
                 return None
-            found = Block(number, tier.segment[group.index](group=group.index))
+            spare = tier.spare[group.index]
+            if spare:
+                found = spare.pop()
+                found.number = number
+            else:
+                found = Block(number, tier.segment[group.index](group=group.index))
             tier.blocks[group.index][number] = found
         return found
+
+    def rest(self, tier: Tier, group: GroupState, block: Block) -> None:
+        """An empty block of which nobody knows: its record may stand for another one."""
+        if tier.blocks[group.index].pop(block.number, None) is block and len(tier.spare[group.index]) < SPARE:
+            block.tokens = block.domain = 0
+            block.key = ""
+            tier.spare[group.index].append(block)
 
     def lose(self, tier: Tier, group: GroupState, block: Block) -> None:
         """Nothing about this block is judged any more until it is taken anew."""
@@ -324,26 +353,32 @@ class State:
 
     # -- judging ----------------------------------------------------------------------------------------------------------
 
-    def fire(self, compiled: Compiled, *arguments: Any, segment: str = "", pool: Any = None) -> bool:
+    def fire(self, row: Row, *arguments: Any, segment: Place = "", pool: Any = None) -> bool:
         """Fires a row; False, with a refusal noted, where a guard is false."""
-        event = compiled.event
-        self.fired[row_name(event)] += 1
-        index = compiled.call(self.pool if pool is None else pool, *arguments)
+        row.count += 1
+        index = row.call(self.pool if pool is None else pool, *arguments)
         if index < 0:
             return True
-        self.refuse(compiled, index, arguments, segment, pool)
+        self.refuse(row, index, arguments, segment, pool)
         return False
 
-    def refuse(
-        self, compiled: Compiled, index: int, arguments: tuple[Any, ...], segment: str, pool: Any = None
-    ) -> None:
+    def fired(self) -> Counter[str]:
+        """How often each row was fired, by name."""
+        found: Counter[str] = Counter()
+        for tier in self.tiers.values():
+            for _, row in tier.rows:
+                if row.count:
+                    found[row.name] += row.count
+        return found
+
+    def refuse(self, row: Row, index: int, arguments: tuple[Any, ...], segment: Place, pool: Any = None) -> None:
         """Notes a refusal."""
-        event = compiled.event
+        event, where = row.event, segment if isinstance(segment, str) else f"{segment[0]}:{segment[1]}"
         guard, count = event.guards[index], len(event.roles)
         inputs = dict(zip(event.inputs, arguments[count:], strict=True))
         self.names.pool = self.pool if pool is None else pool
         values = self.names.values(guard.expr, event, arguments[:count], inputs)
         self.failed.update(self.map.broken(event, guard))
         self.refusals.append(
-            Refusal(self.index, self.event, event.id, self.map.broken(event, guard), segment, guard.text, values)
+            Refusal(self.index, self.event, event.id, self.map.broken(event, guard), where, guard.text, values)
         )

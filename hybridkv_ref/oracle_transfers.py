@@ -6,7 +6,7 @@ from typing import Any
 from hybridkv_ref.events import DEVICE, Io, Part, TransferBegin, TransferCancel, TransferEnd, TransferFail, TransferPart
 from hybridkv_ref.oracle_blocks import Blocks
 from hybridkv_ref.oracle_index import Index
-from hybridkv_ref.oracle_state import Block, Bound, GroupState, Request, State, Tier, maker
+from hybridkv_ref.oracle_state import Block, Bound, GroupState, Place, Request, State, Tier, maker
 
 PEER = "peer"
 """A tier whose name begins so is another engine's: what it holds is as the event says."""
@@ -159,11 +159,11 @@ class Transfers:
         for number in e.blocks:
             shipment = made.shipments.get((g.index, number))
             moving = shipment is not None and shipment.entity.stage == self.moving
-            where = f"{e.group}:{number}"
+            where = (e.group, number)
             if state.fire(on.other["known_part"], moving, segment=where) and shipment is not None:
                 self.fire(on, "ship_part", shipment, made, where)
 
-    def fire(self, on: Bound, row: str, s: Shipment, made: Transfer, where: str) -> bool:
+    def fire(self, on: Bound, row: str, s: Shipment, made: Transfer, where: Place) -> bool:
         """A row of one shipment."""
         compiled = on.group[s.group.index][row]
         return self.state.fire(
@@ -195,7 +195,7 @@ class Transfers:
         if made.shipments:
             state.fire(on.other["transfer_close"], made.entity, segment=e.xfer)
 
-    def settle(self, on: Bound, s: Shipment, made: Transfer, where: str) -> None:
+    def settle(self, on: Bound, s: Shipment, made: Transfer, where: Place) -> None:
         """The request that waited for a block takes it; nobody's block goes back."""
         state, owner, target = self.state, s.target.owner, s.target
         rows = on.group[s.group.index]
@@ -226,7 +226,7 @@ class Transfers:
         if made.shipments:
             state.fire(on.other["transfer_close"], made.entity, segment=e.xfer)
 
-    def again(self, on: Bound, s: Shipment, where: str) -> None:
+    def again(self, on: Bound, s: Shipment, where: Place) -> None:
         """The request that allocated a target has it again, empty, to compute into."""
         owner, target, g = s.target.owner, s.target, s.group
         target.tokens = target.domain = 0

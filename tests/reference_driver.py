@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hybridkv_ref.events import (
-    SCHEMA,
     Abort,
     Accept,
     Allocate,
@@ -69,7 +68,7 @@ class Driver:
         specs = [GroupSpec("full", "compressed_kv", SIZE, capacity=capacity)]
         specs.append(GroupSpec("win", "swa_window", SIZE, window=WINDOW, capacity=capacity))
         specs += [GroupSpec("rec", "recurrent_state", SIZE, capacity=capacity)] if recurrent else []
-        self.header = Header(SCHEMA, level="L2", unit=SIZE, groups=tuple(specs), capabilities=CLAIMS)
+        self.header = Header("hybridkv.events/1", level="L2", unit=SIZE, groups=tuple(specs), capabilities=CLAIMS)
         self.events: list[Event] = []
         self.free = {g: list(range(1, capacity)) for g in self.groups}
         self.refs: dict[tuple[str, int], int] = {}
