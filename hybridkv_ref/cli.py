@@ -219,7 +219,7 @@ def cmd_validate(args: argparse.Namespace) -> int:
     from hybridkv_ref.validate_report import render
 
     with progress_bar("validating") as progress:
-        report = validate(args.file, args.model, args.strict_hash, args.spec, progress)
+        report = validate(args.file, args.model, args.strict_hash, args.spec, progress, jobs=args.jobs or 1)
     for warning in report.warnings:
         print(f"hybridkv: warning: {args.file}:1: {warning}", file=sys.stderr)
     if args.json:
@@ -272,6 +272,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--model", help="take the cache groups of this model instead of the header's")
     sub.add_argument("--json", action="store_true", help="print JSON")
     sub.add_argument("--strict-hash", action="store_true", help="refuse a trace of other tables")
+    sub.add_argument("--jobs", type=int, default=1, help="processes, over which engine instances are spread")
 
     sub = command("graph", cmd_graph)
     sub.add_argument("kind", help="a kind of segment")

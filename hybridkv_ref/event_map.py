@@ -1,4 +1,7 @@
-"""``spec/events.toml``: the level of each event, the rows that it stands for, hidden steps, and what an engine may claim."""
+"""``spec/events.toml``.
+
+The level of each event, the rows that it stands for, hidden steps, and what an engine may claim.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,8 +51,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class EventMap:
     """The file, read.
 
-    ``rows``: per event the rows it may fire, hidden ones included; ``hidden``: those of hidden steps only; ``level``: per
-    event; ``capabilities``: by name; ``blame``: per row and guard, the rules that it breaks where it is false.
+    ``rows``: per event the rows it may fire, hidden ones included; ``hidden``: those of hidden steps only; ``level``:
+    per event; ``capabilities``: by name; ``blame``: per row and guard, the rules that it breaks where it is false.
     """
 
     rows: Mapping[str, frozenset[str]]

@@ -8,10 +8,10 @@ A trace is a header and events, one JSON object a line::
     {"event": "lookup", "req": "a", "used": 0, "matched": 0}
     {"event": "allocate", "req": "a", "group": "full", "blocks": [4, 5, 6], "at": 0}
 
-The records say what was *issued* and what was *completed* in separate events. Index spaces are typed: ``blocks`` are group
-blocks (one block of one cache group), ``slots`` places of one token or entry, positions and lengths are tokens counted
-from 0, ranges are half open. The null block is ``Header.null``; it stands wherever a group has no block. ``events.toml`` says
-what each event means and which rows it stands for; this module says only its shape.
+The records say what was *issued* and what was *completed* in separate events. Index spaces are typed: ``blocks`` are
+group blocks (one block of one cache group), ``slots`` places of one token or entry, positions and lengths are tokens
+counted from 0, ranges are half open. The null block is ``Header.null``; it stands wherever a group has no block.
+``events.toml`` says what each event means and which rows it stands for; this module says only its shape.
 """
 
 from typing import Literal
@@ -46,9 +46,9 @@ class Engine(_Fixed, frozen=True):
 class GroupSpec(_Fixed, frozen=True):
     """A cache group: layers that share block table and storage layout.
 
-    ``block`` is the number of tokens of one block, ``ahead`` the successor tokens that its keys need, ``reuse`` whether it
-    takes part in prefix hits, ``kernel_blocks`` how many blocks of the kernels one block is, ``capacity`` the number of
-    device blocks, the null block included (0: not told).
+    ``block`` is the number of tokens of one block, ``ahead`` the successor tokens that its keys need, ``reuse``
+    whether it takes part in prefix hits, ``kernel_blocks`` how many blocks of the kernels one block is, ``capacity``
+    the number of device blocks, the null block included (0: not told).
     """
 
     name: str
@@ -145,9 +145,10 @@ class Admit(EventRecord):
 
 
 class Lookup(EventRecord):
-    """A prefix lookup: ``blocks`` per group from position 0 on, null where none is needed; ``used`` of ``matched`` tokens.
+    """A prefix lookup, of which ``used`` of ``matched`` tokens are taken.
 
-    ``limiting``: groups named as the limit of a hit below the match. ``tier``: where the blocks lie.
+    ``blocks``: per group from position 0 on, null where none is needed. ``limiting``: groups named as the limit of a
+    hit below the match. ``tier``: where the blocks lie.
     """
 
     req: str
@@ -160,7 +161,10 @@ class Lookup(EventRecord):
 
 
 class Preempt(EventRecord):
-    """The request gives its memory back; ``need`` blocks were wanted while ``free`` were free and ``pending`` deferred."""
+    """The request gives its memory back.
+
+    ``need`` blocks were wanted while ``free`` were free and ``pending`` deferred.
+    """
 
     req: str
     need: int = -1
@@ -194,7 +198,10 @@ class Allocate(EventRecord):
 
 
 class Pin(EventRecord):
-    """A reference: of a request to blocks of its hit, or of any other holder (a lock on a node, a lookup of a store)."""
+    """A reference.
+
+    Of a request to blocks of its hit, or of any other holder (a lock on a node, a lookup of a store).
+    """
 
     req: str
     group: str
@@ -244,7 +251,7 @@ class Reset(EventRecord):
     blocks: list[int] = []
 
 
-# ---- steps -------------------------------------------------------------------------------------------------------------
+# ---- steps -------------------------------------------------------------------------------------------------------
 
 
 class Span(_Record):
@@ -267,8 +274,8 @@ class Span(_Record):
 class TableWrite(EventRecord):
     """A block table (or another metadata buffer) of a request is written.
 
-    ``index`` is the first column of ``columns``, ``space`` the type of what is stored; ``version`` counts the writes; ``copied``
-    is false while the buffer waits to be copied.
+    ``index`` is the first column of ``columns``, ``space`` the type of what is stored; ``version`` counts the writes;
+    ``copied`` is false while the buffer waits to be copied.
     """
 
     req: str
@@ -330,7 +337,8 @@ class Reject(EventRecord):
 class Position(EventRecord):
     """Positions as the engine reports them: of the request and of each group. ``shift``: all positions move by so much,
 
-    ``data`` is by how much the stored data was transformed. ``next``: position of the token that a state is to take next.
+    ``data`` is by how much the stored data was transformed. ``next``: position of the token that a state is to take
+    next.
     """
 
     req: str
@@ -342,7 +350,7 @@ class Position(EventRecord):
     next: int = -1
 
 
-# ---- the index ---------------------------------------------------------------------------------------------------------
+# ---- the index ---------------------------------------------------------------------------------------------------
 
 
 class KeyPublish(EventRecord):
@@ -385,7 +393,7 @@ class Measure(EventRecord):
     bound: int = -1
 
 
-# ---- transfers -----------------------------------------------------------------------------------------------------------
+# ---- transfers ---------------------------------------------------------------------------------------------------
 
 
 class Part(_Record):
@@ -458,7 +466,7 @@ class Io(EventRecord):
     refused: bool = False
 
 
-# ---- ranks, waits, graphs, configuration ------------------------------------------------------------------------------------
+# ---- ranks, waits, graphs, configuration -------------------------------------------------------------------------
 
 
 class Vote(EventRecord):
@@ -524,7 +532,10 @@ class Replay(EventRecord):
 
 
 class Epoch(EventRecord):
-    """Something shared becomes another version: ``model`` (weights), ``topology`` (an address, a shape), or an adapter."""
+    """Something shared becomes another version.
+
+    ``model`` (weights), ``topology`` (an address, a shape), or an adapter.
+    """
 
     what: str
     name: str = ""

@@ -1,8 +1,8 @@
 """The oracle: a lock-step shadow of an engine's cache that judges each event by rows of the tables.
 
-``feed`` takes one event at a time and gives a verdict. Two references are kept together: *contents*, which blocks each group
-could use, and *physical identity*, which prefix each slot was last written with. What the oracle was not told it does not
-judge; what it refuses it names by rule, event, segment, guard and values.
+``feed`` takes one event at a time and gives a verdict. Two references are kept together: *contents*, which blocks
+each group could use, and *physical identity*, which prefix each slot was last written with. What the oracle was not
+told it does not judge; what it refuses it names by rule, event, segment, guard and values.
 """
 
 from collections.abc import Callable, Iterable
@@ -97,8 +97,8 @@ class Illegal(Exception):
 class Oracle:
     """An oracle for the engine that a header describes.
 
-    ``strict`` raises Illegal at the first refusal; ``advisory`` goes on, without judging what the refused event was about.
-    InputError for a header that the tables cannot be built for, and for events that name no group of it.
+    ``strict`` raises Illegal at the first refusal; ``advisory`` goes on, without judging what the refused event was
+    about. InputError for a header that the tables cannot be built for, and for events that name no group of it.
     """
 
     def __init__(self, header: Header, mode: Literal["strict", "advisory"] = "advisory", spec: Path = SPEC_DIR) -> None:
@@ -114,12 +114,12 @@ class Oracle:
         b, h, i, t, c = self.blocks, self.hits, self.index, self.transfers, self.claims
         reducers: dict[Any, Callable[[Any], None]] = {
             Arrive: b.arrive, Admit: c.admit, Lookup: h.lookup, Preempt: b.preempt, Abort: b.abort, Finish: b.finish,
-            Allocate: b.allocate, Pin: h.pin, Unpin: h.unpin, DeferFree: b.defer, Free: b.free, Evict: b.evict,
-            Reset: self._reset, TableWrite: c.table_write, Dispatch: b.dispatch, Complete: b.complete, Draft: b.draft,
+            Allocate: b.allocate, Pin: h.pin, Unpin: h.unpin, DeferFree: b.defer, Free: b.free, Evict: b.evict, Reset:
+            self._reset, TableWrite: c.table_write, Dispatch: b.dispatch, Complete: b.complete, Draft: b.draft,
             Accept: b.accept, Reject: b.reject, Position: c.position, KeyPublish: i.publish, KeyRemove: i.remove,
-            Measure: i.measure, TransferBegin: t.begin, TransferPart: t.part, TransferEnd: t.end, TransferFail: t.fail,
-            TransferCancel: t.cancel, Io: t.io, Vote: h.vote, Agree: h.agree, Decide: c.decide, Wait: c.wait, Run: c.run,
-            Capture: c.capture, Replay: c.replay, Epoch: c.epoch, Register: c.register, Drain: c.drain,
+            Measure: i.measure, TransferBegin: t.begin, TransferPart: t.part, TransferEnd: t.end, TransferFail:
+            t.fail, TransferCancel: t.cancel, Io: t.io, Vote: h.vote, Agree: h.agree, Decide: c.decide, Wait: c.wait,
+            Run: c.run, Capture: c.capture, Replay: c.replay, Epoch: c.epoch, Register: c.register, Drain: c.drain,
         }  # fmt: skip
         self._reduce = {form: (str(form.__struct_config__.tag), reduce) for form, reduce in reducers.items()}
 

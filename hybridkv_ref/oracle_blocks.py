@@ -63,7 +63,7 @@ class Blocks:
         for row in self.on["finish"].other.values():
             row.count = 0
 
-    # -- requests ---------------------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------------
 
     def arrive(self, e: Arrive) -> None:
         """A new life; a name whose last life still holds something is not free for it."""
@@ -122,11 +122,12 @@ class Blocks:
         record = request.record
         if request.lost:
             self.state.forget(request)
-        elif record.stage in self.hits.over and not request.held and not record.held + record.found:
-            if not (record.writing or record.keeping) and self.state.fire(self.on["free"].other["close"], record):
-                self.state.forget(request)
+            return
+        held = request.held + record.held + record.found + record.writing + record.keeping
+        if record.stage in self.hits.over and not held and self.state.fire(self.on["free"].other["close"], record):
+            self.state.forget(request)
 
-    # -- writing -------------------------------------------------------------------------------------------------------------
+    # -- writing ---------------------------------------------------------------------------------------------------
 
     def allocate(self, e: Allocate) -> None:
         """Empty blocks for a request."""
@@ -277,7 +278,7 @@ class Blocks:
                 state.fire(rows["written"], seg, lease, record, segment=where)
             state.fire(rows["complete"], seg, lease, record, segment=where)
 
-    # -- drafts -----------------------------------------------------------------------------------------------------------------
+    # -- drafts ----------------------------------------------------------------------------------------------------
 
     def draft(self, e: Draft) -> None:
         """The next written tokens are drafts."""
@@ -314,7 +315,7 @@ class Blocks:
                     state.fire(reject, seg, lease, request.record, to, segment=(g.spec.name, block.number))
         request.at = min(request.at, e.to)
 
-    # -- giving back ------------------------------------------------------------------------------------------------------------------
+    # -- giving back -----------------------------------------------------------------------------------------------
 
     def defer(self, e: DeferFree) -> None:
         """Nothing changes until the free: the reference counts."""

@@ -1,4 +1,7 @@
-"""What a trace has shown of each rule: passed with its premises, failed, not exercised, not observable, inconclusive."""
+"""What a trace has shown of each rule.
+
+Passed with its premises, failed, not exercised, not observable, inconclusive.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,9 +30,9 @@ class RuleVerdict(msgspec.Struct, frozen=True):
 class Coverage(msgspec.Struct, frozen=True):
     """All rules, and the verdict of the run.
 
-    ``open`` are the rules that a claimed capability had to exercise and did not. ``hidden`` steps were implied and not
-    reported; ``peak`` is the largest number of entries among which one event left the choice open; ``skipped`` events were
-    about what was lost after a refusal.
+    ``open`` are the rules that a claimed capability had to exercise and did not. ``hidden`` steps were implied and
+    not reported; ``peak`` is the largest number of entries among which one event left the choice open; ``skipped``
+    events were about what was lost after a refusal.
     """
 
     verdict: Outcome

@@ -30,7 +30,7 @@ class Hits:
         self.leases: dict[int, list[tuple[GroupState, Block, Any]]] = {}
         self.whole = [g for g in state.groups if g.low(g.spec.block) == 0 and not g.need.exact and g.spec.reuse]
 
-    # -- what an engine could use ---------------------------------------------------------------------------------------
+    # -- what an engine could use ----------------------------------------------------------------------------------
 
     def contents(self, request: Request) -> dict[str, Contents]:
         """What each group has findable on the device for this request's tokens."""
@@ -54,7 +54,7 @@ class Hits:
             matched = min(request.length, len(request.chain) * request.unit)
         return longest_hit(groups, contents, min(matched, request.length), request.length, self.state.alignment)
 
-    # -- lookup -----------------------------------------------------------------------------------------------------------
+    # -- lookup ----------------------------------------------------------------------------------------------------
 
     def lookup(self, e: Lookup) -> None:
         """A pure question; what it found is remembered with its generations until it is pinned."""
@@ -163,7 +163,7 @@ class Hits:
             if used >= top - top % state.alignment:
                 able = set()
             checks.append(("limits_true", (len(able),)))
-        return all([state.fire(other[row], *values, segment=e.req) for row, values in checks])
+        return state.fire_all(other, checks, e.req)
 
     def known(self, request: Request) -> int:
         """Tokens from 0 on that some group without a window has findable for this request."""
@@ -177,7 +177,7 @@ class Hits:
             best = max(best, count * size)
         return best
 
-    # -- references -----------------------------------------------------------------------------------------------------------
+    # -- references ------------------------------------------------------------------------------------------------
 
     def pin(self, e: Pin) -> None:
         """A request pins its hit; any other holder takes references of its own."""
@@ -239,7 +239,7 @@ class Hits:
         self.state.fire(self.on_agree.other["smallest"], e.hit, least, segment=e.req)
         self.agreed[e.req] = {-1: e.hit}
 
-    # -- hidden: from the match to the computing ---------------------------------------------------------------------------------
+    # -- hidden: from the match to the computing -------------------------------------------------------------------
 
     def settle(self, request: Request) -> bool:
         """The layers of the hit protocol, fired when the request first computes; False where one refuses."""

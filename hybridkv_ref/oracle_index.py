@@ -123,7 +123,10 @@ class Index:
                 self.blocks.give_back(on.group[g.index], tier, g, entry, where)
 
     def choose(self, live: list[Entry], number: int | None) -> int:
-        """Which of several equal entries goes: the named one, else one that nobody holds; the rest is hidden from us."""
+        """Which of several equal entries goes.
+
+        The named one, else one that nobody holds; the rest is hidden from us.
+        """
         if number is not None:
             return next((i for i, b in enumerate(live) if b is not None and b.number == number), 0)
         if len(live) > 1:

@@ -1,13 +1,13 @@
 """What the oracle knows: blocks of each tier, requests, and the rows that may be fired for each event.
 
-Every judgement is a row of the tables: ``State.fire`` and the compiled rows of a ``Bound``. This module keeps the books: which
-entity an event means, what the slots hold. What it was not told it does not judge: a block or request of which a row was
-refused is *lost*, and nothing about it is judged until it is taken anew.
+Every judgement is a row of the tables: ``State.fire`` and the compiled rows of a ``Bound``. This module keeps the
+books: which entity an event means, what the slots hold. What it was not told it does not judge: a block or request of
+which a row was refused is *lost*, and nothing about it is judged until it is taken anew.
 """
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -100,7 +100,7 @@ class Request:
     """A request's life: its record in the tables, the identity of its tokens, where it is."""
 
     __slots__ = (
-        "accepted_ids", "at", "chain", "domain", "drafts", "grade", "held", "length", "life", "lost", "name", "positions",
+        "at", "chain", "domain", "drafts", "grade", "held", "length", "life", "lost", "name", "positions",
         "record", "running", "table_versions", "uid", "unit", "votes",
     )  # fmt: skip
 
@@ -273,7 +273,9 @@ class State:
             rows = [
                 (c.event.kinds.get("self") or c.event.kinds.get("dst", ""), Row(c)) for c in machine.events.values()
             ]
-            self.tiers[name] = Tier(name, machine, pool, [{} for _ in made], [set() for _ in made], made, [[] for _ in made], rows)
+            self.tiers[name] = Tier(
+                name, machine, pool, [{} for _ in made], [set() for _ in made], made, [[] for _ in made], rows
+            )
         return self.tiers[name]
 
     def bind(self, event: str, tier: str = DEVICE) -> Bound:
@@ -290,7 +292,7 @@ class State:
                     other[row.name] = row
         return Bound(group, other)
 
-    # -- entities -------------------------------------------------------------------------------------------------------
+    # -- entities --------------------------------------------------------------------------------------------------
 
     def new_record(self, uid: int, length: int, kernel: bool = True) -> Any:
         """A request's record in its first stage."""
@@ -351,7 +353,7 @@ class State:
         except KeyError:
             raise InputError(f"no group '{name}' in the header (known: {', '.join(self.by_name)})") from None
 
-    # -- judging ----------------------------------------------------------------------------------------------------------
+    # -- judging ---------------------------------------------------------------------------------------------------
 
     def fire(self, row: Row, *arguments: Any, segment: Place = "", pool: Any = None) -> bool:
         """Fires a row; False, with a refusal noted, where a guard is false."""
@@ -361,6 +363,11 @@ class State:
             return True
         self.refuse(row, index, arguments, segment, pool)
         return False
+
+    def fire_all(self, rows: Mapping[str, Row], checks: Iterable[tuple[str, tuple[int, ...]]], segment: Place) -> bool:
+        """Fires each of these rows with its inputs, also after one was refused; whether all were legal."""
+        results = [self.fire(rows[row], *values, segment=segment) for row, values in checks]
+        return all(results)
 
     def fired(self) -> Counter[str]:
         """How often each row was fired, by name."""

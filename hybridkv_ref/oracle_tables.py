@@ -1,8 +1,8 @@
 """The tables that the oracle fires: the shared rows and protocols of the specification, and its own rows about events.
 
-Each cache group of a trace gets a kind of its own, made of ``oracle/block.toml`` under the group's name, which *uses* the
-shared rows of ``common.toml`` and the protocols. The rows about index entries, units, ranks and so on stand in the other
-files of ``oracle/``. What the proofs say about the shared rows stays where it is: here only rows are built.
+Each cache group of a trace gets a kind of its own, made of ``oracle/block.toml`` under the group's name, which *uses*
+the shared rows of ``common.toml`` and the protocols. The rows about index entries, units, ranks and so on stand in
+the other files of ``oracle/``. What the proofs say about the shared rows stays where it is: here only rows are built.
 """
 
 import hashlib

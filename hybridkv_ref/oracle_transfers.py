@@ -64,8 +64,8 @@ class Transfers:
         named = {p.group for p in e.parts}
         missing = sum(1 for g in state.groups if g.spec.reuse and g.spec.name not in named)
         right = not e.whole or state.fire(on.other["all_groups"], missing, e.partial, segment=e.xfer)
-        right = all([self.described(p, on) for p in e.parts]) and right
-        if not right:
+        described = [self.described(part, on) for part in e.parts]
+        if not (right and all(described)):
             return
         pairs = [(state.named(p.group), *ends) for p in e.parts for ends in zip(p.source, p.target, strict=False)]
         entity = self.transfer(parts=max(len(pairs), 1))
@@ -92,9 +92,8 @@ class Transfers:
         if part.saved >= 0:
             held = max((b.segment.end for n in part.source if (b := state.device.blocks[g.index].get(n))), default=0)
             checks.append(("saved_whole", (part.saved, held)))
-        return all([state.fire(on.other[row], *values, segment=part.group) for row, values in checks]) and self.asked(
-            part, on
-        )
+        right = state.fire_all(on.other, checks, part.group)
+        return self.asked(part, on) and right
 
     def asked(self, part: Part, on: Bound) -> bool:
         """Each object is asked for by the key under which it was stored."""

@@ -32,24 +32,31 @@ def open_trace(path: str) -> Iterator[tuple[IO[bytes], int]]:
         return
     try:
         size = Path(path).stat().st_size
-        raw = Path(path).open("rb")
+        stream = _unpacked(path)
     except OSError as error:
         raise InputError(f"{path}:1: cannot be read: {error.strerror}") from None
-    with raw:
-        if path.endswith(".gz"):
-            yield cast("IO[bytes]", gzip.GzipFile(fileobj=raw)), size
-        elif path.endswith((".zst", ".zstd")):
-            try:
-                import zstandard
-            except ImportError:
-                raise InputError(f"{path}:1: needs the package zstandard to be read (pip install zstandard)") from None
-            yield zstandard.ZstdDecompressor().stream_reader(raw), size
-        else:
-            yield raw, size
+    with stream:
+        yield stream, size
+
+
+def _unpacked(path: str) -> IO[bytes]:
+    if path.endswith(".gz"):
+        return cast("IO[bytes]", gzip.open(path, "rb"))
+    if path.endswith((".zst", ".zstd")):
+        try:
+            import zstandard
+        except ImportError:
+            raise InputError(f"{path}:1: needs the package zstandard to be read (pip install zstandard)") from None
+        unpacked: IO[bytes] = zstandard.open(path, "rb")
+        return unpacked
+    return Path(path).open("rb")
 
 
 class TraceReader:
-    """One pass over a trace: ``header`` is read at once, ``batches`` gives lists of events and the line of the first."""
+    """One pass over a trace.
+
+    ``header`` is read at once, ``batches`` gives lists of events and the line of the first.
+    """
 
     def __init__(self, stream: IO[bytes], place: str) -> None:
         self.stream, self.place, self.line, self.read = stream, place, 1, 0

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 from hybridkv_ref.errors import InputError
@@ -75,9 +76,13 @@ def shrink(events: Sequence[Event], check: Callable[[Sequence[Event]], bool], de
         groups: dict[object, list[int]] = {}
         for place, event in enumerate(best):
             groups.setdefault(unit(event), []).append(place)
-        kept = _ddmin(list(groups.values()), lambda chosen: check(_pick(best, chosen)), deadline)
+        kept = _ddmin(list(groups.values()), partial(_holds, check, best), deadline)
         best = _pick(best, kept)
     return best
+
+
+def _holds(check: Callable[[Sequence[Event]], bool], events: Sequence[Event], chosen: list[list[int]]) -> bool:
+    return check(_pick(events, chosen))
 
 
 def _pick(events: Sequence[Event], groups: Iterable[list[int]]) -> list[Event]:

@@ -1,9 +1,15 @@
 """Validates a trace of events: streams it through one oracle per engine instance, and shrinks what was refused."""
 
+import gc
+import multiprocessing
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +17,9 @@ import msgspec
 
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.events import Event, Header
-from hybridkv_ref.oracle import Oracle
+from hybridkv_ref.oracle import Oracle, Verdict
 from hybridkv_ref.oracle_coverage import Coverage, Outcome, merged
+from hybridkv_ref.oracle_joint import Joint
 from hybridkv_ref.oracle_state import Refusal
 from hybridkv_ref.oracle_tables import oracle_hash
 from hybridkv_ref.paths import SPEC_DIR
@@ -62,13 +69,21 @@ class ValidationReport(msgspec.Struct, frozen=True):
 
 @dataclass
 class Run:
-    """One pass: an oracle per instance, refusals with their lines, the last events of each instance."""
+    """One pass: an oracle per instance, refusals with their lines, the last events of each instance.
+
+    Of ``parts`` passes over one trace each takes the instances that fall to its number ``part``; the first also
+    judges what ties instances together.
+    """
 
     header: Header
     spec: Path = SPEC_DIR
+    part: int = 0
+    parts: int = 1
+    joint: Joint | None = None
     oracles: dict[str, Oracle] = field(default_factory=dict)
     refused: list[tuple[int, str, Refusal, Event]] = field(default_factory=list)
     last: dict[str, deque[Event]] = field(default_factory=dict)
+    named: set[str] = field(default_factory=set)
     count: int = 0
     total: int = 0
 
@@ -79,24 +94,52 @@ class Run:
             self.last[instance] = deque(maxlen=LAST)
         return self.oracles[instance]
 
+    def mine(self, instance: str) -> bool:
+        """Whether this pass judges an instance."""
+        return self.parts == 1 or zlib.crc32(instance.encode()) % self.parts == self.part
+
     def feed(self, first: int, events: list[Event], keep: bool) -> None:
         """Feeds a batch whose first event stands in line ``first``."""
-        oracles, named = self.oracles, {r.row + r.guard for _, _, r, _ in self.refused}
+        oracles = self.oracles
         for offset, event in enumerate(events):
-            oracle = oracles.get(event.instance) or self.oracle(event.instance)
+            if event.instance and self.part == 0:
+                self.together(first + offset, event)
+            oracle = oracles.get(event.instance)
+            if oracle is None:
+                if not self.mine(event.instance):
+                    continue
+                oracle = self.oracle(event.instance)
             try:
                 verdict = oracle.feed(event)
             except InputError as error:
                 raise InputError(f"{first + offset}: {error}") from None
             if keep:
                 self.last[event.instance].append(event)
-            for refusal in verdict.refusals:
-                self.total += 1
-                # Of each row and guard the first says most; the state keeps none of them, so that memory stays bounded.
-                if refusal.row + refusal.guard not in named:
-                    named.add(refusal.row + refusal.guard)
-                    self.refused.append((first + offset, event.instance, refusal, event))
-        self.count += len(events)
+            if verdict.refusals:
+                self.note(first + offset, event, verdict)
+            self.count += 1
+
+    def together(self, line: int, event: Event) -> None:
+        """Feeds an event of a named instance to the joint pass."""
+        if self.joint is None:
+            self.joint = Joint(self.header, self.spec)
+        verdict = self.joint.feed(event)
+        if verdict.refusals:
+            self.note(line, event, verdict)
+
+    def note(self, line: int, event: Event, verdict: Verdict) -> None:
+        """Keeps the first refusal of each row and guard, which says most, and counts all."""
+        self.total += len(verdict.refusals)
+        for refusal in verdict.refusals:
+            key = refusal.row + refusal.guard
+            if key not in self.named:
+                self.named.add(key)
+                self.refused.append((line, event.instance, refusal, event))
+
+    def results(self) -> list[Coverage]:
+        """The coverage of each oracle."""
+        found = [oracle.coverage() for oracle in self.oracles.values()]
+        return [*found, self.joint.oracle.coverage()] if self.joint is not None else found
 
 
 def validate(
@@ -106,16 +149,77 @@ def validate(
     spec: Path = SPEC_DIR,
     progress: Progress | None = None,
     shrink_seconds: float = SHRINK_SECONDS,
+    jobs: int = 1,
 ) -> ValidationReport:
     """The report on a trace; ``path`` is a file (gzip and zstd by name) or ``-`` for standard input.
 
-    InputError, with file, line and reason, for a trace without a usable header, one that fires no row at all and, with
-    ``strict_hash``, one of other tables. A fault further on ends the reading and stands in the report.
+    InputError, with file, line and reason, for a trace without a usable header, one that fires no row at all and,
+    with ``strict_hash``, one of other tables. A fault further on ends the reading and stands in the report. With more
+    ``jobs`` each process reads the file and judges some of its engine instances.
     """
-    with open_trace(path) as (stream, size):
+    jobs = 1 if path == STDIN else max(jobs, 1)
+    how = (path, model, strict_hash, spec)
+    if jobs == 1:
+        passes = [_scan(*how, progress=progress)]
+    else:
+        with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+            passes = list(pool.map(_scan, *zip(*[how] * jobs, strict=True), range(jobs), [jobs] * jobs))
+    first = passes[0]
+    count, total = sum(p.count for p in passes), sum(p.total for p in passes)
+    if not count and not first.fault:
+        raise InputError(f"{path}:2: no events")
+    found = merged([c for p in passes for c in p.coverage], first.header, spec)
+    if not found.rows_fired and not first.fault:
+        raise InputError(f"{path}:2: its {count} events fire no row")
+    refused = sorted((r for p in passes for r in p.refused), key=lambda r: r[0])
+    return ValidationReport(
+        path,
+        f"{first.header.engine.name} {first.header.engine.version}".strip(),
+        oracle_hash(spec),
+        found.verdict,
+        count,
+        sum(p.instances for p in passes),
+        total,
+        _firsts(refused, first, path, shrink_seconds),
+        found,
+        first.warnings,
+        next((p.fault for p in passes if p.fault), ""),
+    )
+
+
+@dataclass
+class Scan:
+    """What one pass brings home."""
+
+    header: Header
+    warnings: list[str]
+    coverage: list[Coverage]
+    refused: list[tuple[int, str, Refusal, Event]]
+    last: dict[str, list[Event]]
+    count: int
+    total: int
+    instances: int
+    fault: str
+
+
+def _scan(
+    path: str,
+    model: str | None,
+    strict_hash: bool,
+    spec: Path,
+    part: int = 0,
+    parts: int = 1,
+    progress: Progress | None = None,
+) -> Scan:
+    fault = ""
+    with open_trace(path) as (stream, size), _no_collection():
         reader = TraceReader(stream, path)
         header, warnings = _header(reader.header, model, path, strict_hash, spec)
-        run, fault = _run(path, header, spec), ""
+        try:
+            Oracle(header, spec=spec)
+        except InputError as error:
+            raise InputError(f"{path}:1: {error}") from None
+        run = Run(header, spec, part, parts)
         try:
             for first, events in reader.batches():
                 run.feed(first, events, keep=path == STDIN)
@@ -123,34 +227,22 @@ def validate(
                     progress(reader.read, size)
         except InputError as error:
             fault = str(error) if str(error).startswith(path) else f"{path}:{error}"
-    if not run.count and not fault:
-        raise InputError(f"{path}:2: no events")
-    found = merged([o.coverage() for o in run.oracles.values()], header, spec)
-    if not found.rows_fired and not fault:
-        raise InputError(f"{path}:2: its {run.count} events fire no row")
-    return ValidationReport(
-        path,
-        f"{header.engine.name} {header.engine.version}".strip(),
-        oracle_hash(spec),
-        found.verdict,
-        run.count,
-        len(run.oracles),
-        run.total,
-        _firsts(run, path, shrink_seconds),
-        found,
-        warnings,
-        fault,
-    )
+    last = {name: list(events) for name, events in run.last.items()}
+    return Scan(
+        header, warnings, run.results(), run.refused, last, run.count, run.total, len(run.oracles), fault
+    )  # fmt: skip
 
 
-def _run(path: str, header: Header, spec: Path) -> Run:
-    run = Run(header, spec)
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Pauses the collector of cycles: what a trace makes dies by its counts."""
+    enabled = gc.isenabled()
+    gc.disable()
     try:
-        run.oracle("")
-    except InputError as error:
-        raise InputError(f"{path}:1: {error}") from None
-    run.oracles.clear()
-    return run
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _header(header: Header, model: str | None, path: str, strict_hash: bool, spec: Path) -> tuple[Header, list[str]]:
@@ -165,17 +257,19 @@ def _header(header: Header, model: str | None, path: str, strict_hash: bool, spe
     return header, warnings
 
 
-def _firsts(run: Run, path: str, seconds: float) -> list[FirstRefusal]:
+def _firsts(
+    refused: list[tuple[int, str, Refusal, Event]], scan: Scan, path: str, seconds: float
+) -> list[FirstRefusal]:
     """The first refusal of each rule, each row and guard shrunk once, all within the time."""
     deadline, shortened, found = time.monotonic() + seconds, set[str](), dict[str, FirstRefusal]()
-    for line, instance, refusal, event in run.refused:
+    for line, instance, refusal, event in refused:
         fresh = [rule for rule in refusal.rules if rule not in found] or ([""] if not refusal.rules else [])
         for rule in fresh:
             key, events = refusal.row + refusal.guard, list[Any]()
             if key not in shortened and time.monotonic() < deadline:
                 shortened.add(key)
                 events = [
-                    msgspec.to_builtins(e) for e in _shortest(run, path, instance, line, refusal, event, deadline)
+                    msgspec.to_builtins(e) for e in _shortest(scan, path, instance, line, refusal, event, deadline)
                 ]
             found[rule] = FirstRefusal(
                 rule, line, instance, refusal.event, refusal.row, refusal.segment, refusal.guard, dict(refusal.values),
@@ -185,13 +279,11 @@ def _firsts(run: Run, path: str, seconds: float) -> list[FirstRefusal]:
 
 
 def _shortest(
-    run: Run, path: str, instance: str, line: int, refusal: Refusal, event: Event, deadline: float
+    scan: Scan, path: str, instance: str, line: int, refusal: Refusal, event: Event, deadline: float
 ) -> list[Event]:
-    check = fails(run.header, refusal)
-    if path == STDIN:
-        part = list(run.last[instance])
-    else:
-        part = related(lambda: _again(path, instance, line), event)
+    check = fails(scan.header, refusal)
+    again = partial(_again, path, instance, line)
+    part = scan.last[instance] if path == STDIN else related(again, event)
     short = shrink(part, check, deadline)
     return short if check(short) else []
 

@@ -1,7 +1,7 @@
 """Real request traces as events: what a prefix cache with LRU eviction does with them, block by block.
 
-A plain engine of one device: every group stores the prompt in blocks of one hash of the trace, hits are what all groups have,
-what nobody uses is evicted oldest first, tails before heads.
+A plain engine of one device: every group stores the prompt in blocks of one hash of the trace, hits are what all
+groups have, what nobody uses is evicted oldest first, tails before heads.
 """
 
 from collections import OrderedDict

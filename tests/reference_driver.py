@@ -1,8 +1,9 @@
 """A small engine that does everything right, driven by chance: it leaves legal traces of events.
 
-It knows nothing of the oracle or the tables. Blocks of two or three groups are shared by prefix; steps are in flight while
-others are scheduled; windows slide, drafts are refused, requests are preempted and aborted, cached blocks go to a host tier
-and come back, transfers are cancelled and end late, equal prefixes are computed twice and published twice.
+It knows nothing of the oracle or the tables. Blocks of two or three groups are shared by prefix; steps are in flight
+while others are scheduled; windows slide, drafts are refused, requests are preempted and aborted, cached blocks go to
+a host tier and come back, transfers are cancelled and end late, equal prefixes are computed twice and published
+twice.
 """
 
 import random
@@ -83,12 +84,10 @@ class Driver:
     def say(self, event: Event) -> None:
         self.events.append(event)
 
-    # -- memory -----------------------------------------------------------------------------------------------------------
+    # -- memory ----------------------------------------------------------------------------------------------------
 
     def evictable(self, group: str) -> list[int]:
-        return [
-            b for (g, b) in self.key_of if g == group and not self.refs.get((g, b)) and (g, b) not in self.copying
-        ]
+        return [b for (g, b) in self.key_of if g == group and not self.refs.get((g, b)) and (g, b) not in self.copying]
 
     def room(self, group: str, count: int) -> bool:
         return len(self.free[group]) + len(self.evictable(group)) >= count
@@ -118,7 +117,7 @@ class Driver:
             if not self.refs[group, number] and (group, number) not in self.key_of:
                 self.free[group].append(number)
 
-    # -- requests -------------------------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------------
 
     def key(self, request: Running, index: int) -> str:
         return ".".join(map(str, request.ids[: index + 1]))
@@ -302,7 +301,7 @@ class Driver:
         elif self.chance.random() < 0.3:
             self.say(Abort(request.name))
 
-    # -- the host ---------------------------------------------------------------------------------------------------------------
+    # -- the host --------------------------------------------------------------------------------------------------
 
     def store(self) -> None:
         """A cached block is copied to the host; the copy may be cancelled and end late."""
@@ -359,7 +358,7 @@ class Driver:
         self.key_of["full", target] = key
         self.cached.setdefault(("full", key), []).append(target)
 
-    # -- all of it ---------------------------------------------------------------------------------------------------------------
+    # -- all of it -------------------------------------------------------------------------------------------------
 
     def run(self, turns: int) -> list[Event]:
         """So many turns, then everything ends and the engine is at rest."""

@@ -1,4 +1,7 @@
-"""Public faults: each is refused at its event by its rule, its correction is accepted, and so are 20 variants of both."""
+"""Public faults.
+
+Each is refused at its event by its rule, its correction is accepted, and so are 20 variants of both.
+"""
 
 import json
 import re

@@ -94,6 +94,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "oracle_coverage",
         "oracle_hits",
         "oracle_index",
+        "oracle_joint",
         "oracle_state",
         "oracle_tables",
         "oracle_transfers",
