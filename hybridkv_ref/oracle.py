@@ -60,7 +60,9 @@ from hybridkv_ref.oracle_claims import Claims
 from hybridkv_ref.oracle_coverage import Coverage, coverage
 from hybridkv_ref.oracle_hits import Hits
 from hybridkv_ref.oracle_index import Index
-from hybridkv_ref.oracle_state import Refusal, State
+from hybridkv_ref.oracle_records import Refusal
+from hybridkv_ref.oracle_state import State
+from hybridkv_ref.oracle_steps import Steps
 from hybridkv_ref.oracle_transfers import Transfers
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.recovery import Hit
@@ -84,6 +86,8 @@ class Verdict:
 
 
 _FINE = Verdict()
+SHOWN = ("stage", "start", "end", "pins", "writers", "steps", "holds", "keys", "generation")
+"""What a snapshot tells of a block."""
 
 
 class Illegal(Exception):
@@ -109,14 +113,15 @@ class Oracle:
         self.blocks = Blocks(state, self.hits)
         self.index = Index(state, self.blocks, found)
         self.transfers = Transfers(state, self.blocks, self.index)
-        self.claims = Claims(state, self.blocks)
+        self.steps = Steps(state, self.hits, self.blocks)
+        self.claims = Claims(state, self.steps)
         self.seen = 0
-        b, h, i, t, c = self.blocks, self.hits, self.index, self.transfers, self.claims
+        b, h, i, s, t, c = self.blocks, self.hits, self.index, self.steps, self.transfers, self.claims
         reducers: dict[Any, Callable[[Any], None]] = {
             Arrive: b.arrive, Admit: c.admit, Lookup: h.lookup, Preempt: b.preempt, Abort: b.abort, Finish: b.finish,
             Allocate: b.allocate, Pin: h.pin, Unpin: h.unpin, DeferFree: b.defer, Free: b.free, Evict: b.evict, Reset:
-            self._reset, TableWrite: c.table_write, Dispatch: b.dispatch, Complete: b.complete, Draft: b.draft,
-            Accept: b.accept, Reject: b.reject, Position: c.position, KeyPublish: i.publish, KeyRemove: i.remove,
+            self._reset, TableWrite: c.table_write, Dispatch: s.dispatch, Complete: s.complete, Draft: s.draft,
+            Accept: s.accept, Reject: s.reject, Position: c.position, KeyPublish: i.publish, KeyRemove: i.remove,
             Measure: i.measure, TransferBegin: t.begin, TransferPart: t.part, TransferEnd: t.end, TransferFail:
             t.fail, TransferCancel: t.cancel, Io: t.io, Vote: h.vote, Agree: h.agree, Decide: c.decide, Wait: c.wait,
             Run: c.run, Capture: c.capture, Replay: c.replay, Epoch: c.epoch, Register: c.register, Drain: c.drain,
@@ -171,15 +176,11 @@ class Oracle:
         for tier in state.tiers.values():
             tiers[tier.name] = {
                 g.spec.name: {
-                    number: {
-                        "stage": b.segment.stage, "start": b.segment.start, "end": b.segment.end, "pins": b.segment.pins,
-                        "writers": b.segment.writers, "steps": b.segment.steps, "holds": b.segment.holds,
-                        "keys": b.segment.keys, "generation": b.segment.generation,
-                    }
+                    number: {name: getattr(b.segment, name) for name in SHOWN}
                     for number, b in tier.blocks[g.index].items()
                 }
                 for g in state.groups
-            }  # fmt: skip
+            }
         return {"events": self.seen, "requests": requests, "tiers": tiers}
 
     def explain(self, refusal: Refusal) -> str:

@@ -15,15 +15,15 @@ from hybridkv_ref.events import (
     TableWrite,
     Wait,
 )
-from hybridkv_ref.oracle_blocks import Blocks
 from hybridkv_ref.oracle_state import State
+from hybridkv_ref.oracle_steps import Steps
 
 
 class Claims:
     """Events whose judgement is one row over what the event itself says, and what the oracle noted before."""
 
-    def __init__(self, state: State, blocks: Blocks) -> None:
-        self.state, self.blocks = state, blocks
+    def __init__(self, state: State, steps: Steps) -> None:
+        self.state, self.steps = state, steps
         names = (
             "table_write",
             "position",
@@ -148,7 +148,7 @@ class Claims:
             state.fire(other["set_contents"], graph, padded, segment=e.graph)
         if state.fire(other["replay"], graph, segment=e.graph):
             if e.step:
-                self.blocks.replays.setdefault(e.step, []).append(graph)
+                self.steps.replays.setdefault(e.step, []).append(graph)
             else:
                 state.fire(other["replayed"], graph, segment=e.graph)
 
@@ -184,7 +184,7 @@ class Claims:
             case "address":
                 state.fire(other["aligned_address"], e.value % max(e.least, 1), segment=e.side)
             case "window":
-                self.blocks.windows[e.layer] = e.value
+                self.steps.windows[e.layer] = e.value
             case "stride":
                 state.strides[e.group] = e.value
             case _:

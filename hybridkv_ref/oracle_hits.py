@@ -3,7 +3,8 @@
 from typing import Any
 
 from hybridkv_ref.events import Agree, Lookup, Pin, Unpin, Vote
-from hybridkv_ref.oracle_state import Block, GroupState, Place, Request, Row, State
+from hybridkv_ref.oracle_records import Block, GroupState, Place, Request, Row
+from hybridkv_ref.oracle_state import State
 from hybridkv_ref.recovery import Contents, Hit, longest_hit
 
 RUNNING, OVER, LOOKING, LETTING_GO = "RUNNING", "OVER", "LOOKING", "LETTING_GO"

@@ -4,7 +4,8 @@ from typing import Any
 
 from hybridkv_ref.events import DEVICE, KeyPublish, KeyRemove, Measure
 from hybridkv_ref.oracle_blocks import Blocks
-from hybridkv_ref.oracle_state import Block, GroupState, State, Tier
+from hybridkv_ref.oracle_records import Block, GroupState, Tier
+from hybridkv_ref.oracle_state import State
 
 Entry = Block | None
 """A block, or None where the event did not say which."""

@@ -6,7 +6,8 @@ from typing import Any
 from hybridkv_ref.events import DEVICE, Io, Part, TransferBegin, TransferCancel, TransferEnd, TransferFail, TransferPart
 from hybridkv_ref.oracle_blocks import Blocks
 from hybridkv_ref.oracle_index import Index
-from hybridkv_ref.oracle_state import Block, Bound, GroupState, Place, Request, State, Tier, maker
+from hybridkv_ref.oracle_records import Block, Bound, GroupState, Place, Request, Tier, maker
+from hybridkv_ref.oracle_state import State
 
 PEER = "peer"
 """A tier whose name begins so is another engine's: what it holds is as the event says."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.events import Event, Header
 from hybridkv_ref.oracle import Oracle
-from hybridkv_ref.oracle_state import Refusal
+from hybridkv_ref.oracle_records import Refusal
 
 Item = TypeVar("Item")
 _NAMES = ("req", "xfer", "step", "graph", "who", "parent")

@@ -20,7 +20,7 @@ from hybridkv_ref.events import Event, Header
 from hybridkv_ref.oracle import Oracle, Verdict
 from hybridkv_ref.oracle_coverage import Coverage, Outcome, merged
 from hybridkv_ref.oracle_joint import Joint
-from hybridkv_ref.oracle_state import Refusal
+from hybridkv_ref.oracle_records import Refusal
 from hybridkv_ref.oracle_tables import oracle_hash
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.trace_reader import STDIN, TraceReader, open_trace

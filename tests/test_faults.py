@@ -14,7 +14,7 @@ from trace_variants import variants
 
 from hybridkv_ref.events import Event, Header
 from hybridkv_ref.oracle import Oracle
-from hybridkv_ref.oracle_state import Refusal
+from hybridkv_ref.oracle_records import Refusal
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.rules import load_rules
 
