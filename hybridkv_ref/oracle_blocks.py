@@ -96,11 +96,17 @@ class Blocks:
         """Forgets a life that is over and holds nothing."""
         record = request.record
         if request.lost:
-            self.state.forget(request)
+            self.forget(request)
             return
         held = request.held + record.held + record.found + record.writing + record.keeping
         if record.stage in self.hits.over and not held and self.state.fire(self.on["free"].other["close"], record):
-            self.state.forget(request)
+            self.forget(request)
+
+    def forget(self, request: Request) -> None:
+        """Nothing of this life is kept but its name."""
+        self.state.forget(request)
+        self.hits.agreed.pop(request.name, None)
+        self.hits.leases.pop(request.uid, None)
 
     # -- writing ---------------------------------------------------------------------------------------------------
 

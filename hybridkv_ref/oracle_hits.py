@@ -143,8 +143,8 @@ class Hits:
         row = "match" if record.stage == self.first else "resume"
         if not state.fire(other[row], record, used, used, used, matched, segment=request.name):
             return False
-        least = min(self.agreed.get(request.name, {}).values(), default=used)
-        return state.fire(other["smallest"], min(used, least), used, segment=request.name) if least < used else True
+        agreed = min(self.agreed.get(request.name, {}).values(), default=-1)
+        return agreed < 0 or state.fire(other["within_agreed"], used, agreed, segment=request.name)
 
     def claims(self, e: Lookup, request: Request, matched: int) -> bool:
         """What the lookup claims about itself."""
