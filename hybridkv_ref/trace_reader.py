@@ -94,7 +94,9 @@ class TraceReader:
 
     def batches(self) -> Iterator[tuple[int, list[Event]]]:
         """(line of the first event, events): all that is whole, then the fault if there is one."""
-        pieces = [self.rest]
+        cut = self.rest.rfind(b"\n") + 1
+        pieces = [self.rest[cut:]]
+        yield from self._decode(self.rest[:cut])
         while True:
             fault: InputError | None = None
             try:
@@ -105,7 +107,6 @@ class TraceReader:
             if data and cut < 0:
                 pieces.append(data)
                 if sum(map(len, pieces)) > LONGEST:
-                    yield from self._decode(b"".join(pieces)[:0])
                     raise InputError(f"{self.place}:{self.line}: longer than {LONGEST >> 20} MiB")
                 continue
             whole = b"".join([*pieces, data[: cut + 1]])

@@ -256,9 +256,17 @@ def test_a_group_with_look_ahead_needs_its_successor() -> None:
     ahead = header(GroupSpec("full", "compressed_kv", 16, ahead=1))
     blocks = {"full": [1, 2, 3]}
     events = [*served("a", IDS, blocks), Arrive("b", 60, ids=IDS)]
-    whole = [Lookup("b", 48, matched=48, blocks=blocks), Pin("b", "full", [1, 2, 3]), Allocate("b", "full", [4])]
+    whole: list[Event] = [
+        Lookup("b", 48, matched=48, blocks=blocks),
+        Pin("b", "full", [1, 2, 3]),
+        Allocate("b", "full", [4]),
+    ]
     assert only(ahead, *events, *whole).rules == ("HKV-KEY-004",)
-    short = [Lookup("b", 32, matched=48, blocks={"full": [1, 2]}), Pin("b", "full", [1, 2]), Allocate("b", "full", [4])]
+    short: list[Event] = [
+        Lookup("b", 32, matched=48, blocks={"full": [1, 2]}),
+        Pin("b", "full", [1, 2]),
+        Allocate("b", "full", [4]),
+    ]
     assert refusals(ahead, *events, *short) == ()
 
 
@@ -320,7 +328,7 @@ def test_a_graph_of_an_older_topology_is_captured_again() -> None:
     events: list[Event] = [Capture("g"), Replay("g", live=1), Epoch("topology")]
     assert only(header(), *events, Replay("g", live=1)).rules == ("HKV-S4-002",)
     assert refusals(header(), *events, Capture("g"), Replay("g", live=1), Capture("g"), Replay("g", live=1)) == ()
-    running = [Arrive("a", 16), Capture("g"), Replay("g", step="s", live=1)]
+    running: list[Event] = [Arrive("a", 16), Capture("g"), Replay("g", step="s", live=1)]
     assert only(header(), *running, Epoch("topology")).guard == "replays == 0"
     assert refusals(header(), *running, Complete("s"), Epoch("topology")) == ()
 
