@@ -166,7 +166,11 @@ def test_drafts_are_refused_and_written_again() -> None:
     events = fill("a", IDS, {"full": [1, 2, 3]})
     events += [Allocate("a", "full", [4]), Draft("a", 3), Dispatch("t", "a", writes=[Span("full", [4], 48, 52)])]
     events += [Complete("t"), Accept("a", 49), Reject("a", 49, at=49)]
-    again = [Dispatch("u", "a", writes=[Span("full", [4], 49, 64)]), Complete("u"), KeyPublish("full", ["k"], [4])]
+    again: list[Event] = [
+        Dispatch("u", "a", writes=[Span("full", [4], 49, 64)]),
+        Complete("u"),
+        KeyPublish("full", ["k"], [4]),
+    ]
     assert refusals(header(), *events, *again) == ()
 
 
