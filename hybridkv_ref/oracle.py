@@ -131,8 +131,7 @@ class Oracle:
     def feed(self, event: Event) -> Verdict:
         """Judges one event and follows it."""
         state = self.state
-        self.seen += 1
-        state.index = self.seen
+        state.index = self.seen = self.seen + 1
         state.event, reduce = self._reduce[type(event)]
         try:
             reduce(event)

@@ -73,7 +73,9 @@ class Blocks:
             done = state.fire(other["finish"], record, segment=e.req)
         else:
             done = self.hits.settle(request) and state.fire(other["finish"], record, segment=e.req)
-        request.running, request.lost = False, not done
+        request.running = False
+        if not done:
+            state.lose_request(request)
         self.close(request)
 
     def abort(self, e: Abort) -> None:
@@ -88,7 +90,10 @@ class Blocks:
             state.fire(other["preempts_for_room"], e.need, e.free, e.pending, segment=e.req)
         if request.lost or not self.hits.settle(request):
             return
-        request.lost = not state.fire(other["preempt"], request.record, segment=e.req)
+        if not state.fire(other["preempt"], request.record, segment=e.req):
+            state.lose_request(request)
+        # What was accepted belongs to the prompt when the request comes again.
+        request.length = request.record.length = max(request.length, request.record.accepted)
         request.running = False
         request.positions.clear()
 
@@ -115,6 +120,8 @@ class Blocks:
         state, request, g = self.state, self.state.request(e.req), self.state.named(e.group)
         if request.lost or not self.hits.settle(request):
             state.skipped += 1
+            for number in e.blocks:
+                state.lose(state.device, g, state.device.blocks[g.index].get(number) or Block(number, None))
             return
         compiled, size, null = self.on["allocate"].group[g.index]["admit"], g.spec.block, state.header.null
         at = e.at if e.at >= 0 else request.positions.get(e.group, request.record.f)
@@ -140,7 +147,7 @@ class Blocks:
         if state.fire(compiled, block.segment, lease, record, at, 1, 0, 0, UNTOLD, known, segment=where):
             block.leases[request.uid] = lease
             block.writer = block.owner = request
-            block.tokens = block.domain = 0
+            block.tokens = block.domain = block.content = 0
             request.held += 1
         else:
             state.lose(state.device, g, block)
@@ -225,7 +232,8 @@ class Blocks:
                 state.lose(tier, g, block)
                 return
         block.writer = block.owner = None
-        self.together.pop((g.index, block.number), None)
+        if self.together:
+            self.together.pop((g.index, block.number), None)
         if not block.leases:
             state.rest(tier, g, block)
 

@@ -40,7 +40,7 @@ class Hits:
             if not g.spec.reuse:
                 continue
             found, blocks, ends, size = self.found[g.index], 0, set(), g.spec.block
-            for index in range(min(request.length, len(request.chain) * request.unit) // size):
+            for index in range(request.length // size if request.chain else 0):
                 if hash((request.content((index + 1) * size), request.domain)) in found:
                     blocks |= 1 << index
                     ends.add((index + 1) * size)
@@ -52,7 +52,7 @@ class Hits:
         groups = [g.need for g in self.state.groups if g.spec.reuse]
         contents = self.contents(request)
         if matched < 0:
-            matched = min(request.length, len(request.chain) * request.unit)
+            matched = request.length if request.chain else 0
         return longest_hit(groups, contents, min(matched, request.length), request.length, self.state.alignment)
 
     # -- lookup ----------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ class Hits:
             return
         used, matched = e.used, e.matched if e.matched >= 0 else e.used
         if not (self.record_match(request, used, max(matched, used)) and self.claims(e, request, matched)):
-            request.lost = True
+            state.lose_request(request)
             return
         leases = self.leases.setdefault(request.uid, [])
         tier = state.tier(e.tier)
@@ -79,32 +79,33 @@ class Hits:
                     continue
                 block = state.block(tier, g, number)
                 if block is None:
+                    state.lose_request(request)
                     return
                 lease = None
                 where = (name, number)
                 if tier is state.device and request.record.stage == self.matched:
                     lease = state.lease()
                     if not state.fire(rows["find"], block.segment, lease, request.record, segment=where):
-                        request.lost = True
+                        state.lose_request(request)
                         return
                     block.leases[request.uid] = lease
                     leases.append((g, block, lease))
                 elif not state.fire(other["right_tier"], int(block.segment.stage not in self.readable), segment=where):
-                    request.lost = True
+                    state.lose_request(request)
                     return
                 end = (index + 1) * size
                 if not self.same(rows, block, request, end, where):
-                    request.lost = True
+                    state.lose_request(request)
                     return
                 covered = block.segment.end
                 first = first if last == block.segment.start and last else block.segment.start
                 last = covered
             if used and not self.covered(g, e, used, first, last):
-                request.lost = True
+                state.lose_request(request)
                 return
         for g in state.groups if used else ():
             if g.spec.reuse and g.spec.name not in e.blocks and not self.covered(g, e, used, 0, 0):
-                request.lost = True
+                state.lose_request(request)
                 return
 
     def same(self, rows: dict[str, Row], block: Block, request: Request, end: int, where: Place) -> bool:
@@ -155,11 +156,13 @@ class Hits:
         top = min(matched, request.length - 1)
         if "limits" in state.claims and e.matched >= 0:
             checks.append(("limits_named", (used, top - top % state.alignment, len(e.limiting))))
-        if "announced" in state.claims and e.matched >= 0 and request.chain:
+        # What the groups have is known only while no block is lost.
+        sure = request.chain and not any(state.device.lost)
+        if "announced" in state.claims and e.matched >= 0 and sure:
             checks.append(("found_again", (matched, self.known(request))))
-        if "longest" in state.claims and request.chain:
+        if "longest" in state.claims and sure:
             checks.append(("longest", (used, self.expected(request, e.matched).r)))
-        if e.limiting and request.chain:
+        if e.limiting and sure:
             able = set(e.limiting) - set(self.expected(request, e.matched).limiting)
             if used >= top - top % state.alignment:
                 able = set()
@@ -171,7 +174,7 @@ class Hits:
         best = 0
         for g in self.whole:
             count, size = 0, g.spec.block
-            while (count + 1) * size <= min(request.length, len(request.chain) * request.unit) and hash(
+            while (count + 1) * size <= request.length and hash(
                 (request.content((count + 1) * size), request.domain)
             ) in self.found[g.index]:
                 count += 1
@@ -254,7 +257,9 @@ class Hits:
         elif done and record.stage not in self.running:
             done = state.fire(other["resume_cold"], record, segment=request.name)
         state.hidden += 1 if not leases else 5 + 4 * len(leases)
-        request.running, request.lost = done, not done
+        request.running = done
+        if not done:
+            state.lose_request(request)
         return done
 
     def layers(self, request: Request, record: Any, leases: list[tuple[GroupState, Block, Any]]) -> bool:

@@ -29,31 +29,36 @@ class Index:
     def publish(self, e: KeyPublish) -> None:
         """From here on the blocks can be found under these keys."""
         state, g, on = self.state, self.state.named(e.group), self.on_publish
-        tier, entries, parent = state.tier(e.tier), self.of(e.tier, self.state.named(e.group).index), e.parent
+        tier, entries, parent = state.tier(e.tier), self.of(e.tier, g.index), e.parent
+        null, tree, numbers = state.header.null, "tree" in state.claims, e.blocks
+        not_null = on.other["not_null"]
         if e.tokens is not None:
             covered = len(e.keys) * g.spec.block
             state.fire(on.other["dense"], e.tokens[1] - e.tokens[0], covered, segment=e.group)
-        if parent and "tree" in state.claims:
+        if parent and tree:
             count = len(entries.get(parent, ())) + (
                 len(self.of(DEVICE, g.index).get(parent, ())) if tier.name != DEVICE else 0
             )
             if not state.fire(on.other["parent_findable"], count, segment=(e.group, parent)):
                 return
         for place, key in enumerate(e.keys):
-            number = e.blocks[place] if place < len(e.blocks) else -1
             block: Entry = None
-            if e.blocks:
-                if not state.fire(on.other["not_null"], number == state.header.null, segment=(e.group, number)):
+            if numbers:
+                number = numbers[place] if place < len(numbers) else null
+                if not state.fire(not_null, number == null, segment=(e.group, number)):
                     continue
                 block = state.block(tier, g, number)
-                if block is None:
-                    continue
-                if not self.put(tier, g, block, key, e.at, entries):
+                if block is not None and not self.put(tier, g, block, key, e.at, entries):
                     state.lose(tier, g, block)
                     continue
-                block.key = key
-            entries.setdefault(key, []).append(block)
-            if parent and "tree" in state.claims and block is not None:
+                if block is not None:
+                    block.key = key
+            live = entries.get(key)
+            if live is None:
+                entries[key] = [block]
+            else:
+                live.append(block)
+            if parent and tree and block is not None:
                 self.parents[tier.name, g.index, key] = parent
                 for above in {tier.name, DEVICE}:
                     self.blocks.below.setdefault((above, g.index, parent), []).append(block)
@@ -75,16 +80,17 @@ class Index:
             self.name_content(g, block)
         if at >= 0 and not state.fire(other["at_label"], at, seg.end, segment=where):
             return False
-        recorded = next((b for b in entries.get(key, ()) if b is not None and b.tokens), None)
-        if recorded is not None and block.tokens:
-            content = hash((block.tokens, block.domain))
-            if not state.fire(other["same_content"], content, hash((recorded.tokens, recorded.domain)), segment=where):
-                return False
+        content = block.content
+        for recorded in entries.get(key, ()) if content else ():
+            if recorded is not None and recorded.content:
+                if not state.fire(other["same_content"], content, recorded.content, segment=where):
+                    return False
+                break
         if not state.fire(rows["publish"], seg, segment=where, pool=tier.pool):
             return False
-        if tier.name == DEVICE and block.tokens:
-            content = hash((block.tokens, block.domain))
-            self.found[g.index][content] = self.found[g.index].get(content, 0) + 1
+        if content and tier is state.device:
+            found = self.found[g.index]
+            found[content] = found.get(content, 0) + 1
         return True
 
     @staticmethod
@@ -94,46 +100,54 @@ class Index:
         if writer is not None:
             block.tokens = writer.content(block.segment.end)
             block.domain = writer.domain if block.tokens else 0
+            block.content = hash((block.tokens, block.domain)) if block.tokens else 0
 
     def remove(self, e: KeyRemove) -> None:
         """Entries leave; a block that no other entry names and nobody holds is given back."""
         state, g, on = self.state, self.state.named(e.group), self.on_remove
-        tier, entries = state.tier(e.tier), self.of(e.tier, self.state.named(e.group).index)
+        tier, entries = state.tier(e.tier), self.of(e.tier, g.index)
+        known, rows, tree = on.other["known_entry"], on.group[g.index], "tree" in state.claims
         for place, key in enumerate(e.keys):
             live = entries.get(key, [])
-            if not state.fire(on.other["known_entry"], len(live), segment=(e.group, key)):
+            if not state.fire(known, len(live), segment=(e.group, key)):
                 continue
             number = e.blocks[place] if place < len(e.blocks) else None
-            entry = live.pop(self.choose(live, number))
+            place_of = self.choose(tier, g, live, number) if len(live) > 1 else 0
+            entry = live.pop(place_of)
             if not live:
                 del entries[key]
-            if "tree" in state.claims and not live:
+            if tree and not live:
                 below = self.blocks.below.get((e.tier, g.index, key), ())
                 state.fire(on.other["leaf"], len(below), segment=(e.group, key))
                 self.forget_child(tier.name, g.index, key, entry)
             if entry is None or tier.blocks[g.index].get(entry.number) is not entry:
                 continue
-            where = f"{e.group}:{entry.number}"
-            if not state.fire(on.group[g.index]["unpublish"], entry.segment, segment=where, pool=tier.pool):
+            where = (e.group, entry.number)
+            if not state.fire(rows["unpublish"], entry.segment, segment=where, pool=tier.pool):
                 state.lose(tier, g, entry)
                 continue
             self.lose_content(tier, g, entry)
             if entry.segment.stage in self.blocks.fresh:
                 if not entry.segment.pins and not entry.segment.keys:
                     self.blocks.in_order(on.other["tail_first"], tier, g, entry, where)
-                self.blocks.give_back(on.group[g.index], tier, g, entry, where)
+                self.blocks.give_back(rows, tier, g, entry, where)
 
-    def choose(self, live: list[Entry], number: int | None) -> int:
-        """Which of several equal entries goes.
+    def choose(self, tier: Tier, g: GroupState, live: list[Entry], number: int | None) -> int:
+        """Which of several equal entries goes: the named one, else the one that nobody holds.
 
-        The named one, else one that nobody holds; the rest is hidden from us.
+        Where nobody holds several of them the choice is hidden: then none of these is judged until it is taken anew.
         """
         if number is not None:
             return next((i for i, b in enumerate(live) if b is not None and b.number == number), 0)
-        if len(live) > 1:
-            self.state.peak = max(self.state.peak, len(live))
+        idle = [i for i, b in enumerate(live) if b is None or not b.segment.pins]
+        self.state.peak = max(self.state.peak, len(idle))
+        if len(idle) > 1:
             self.state.hidden += 1
-        return next((i for i, b in enumerate(live) if b is None or not b.segment.pins), 0)
+            for block in [live[i] for i in idle]:
+                if block is not None and tier.blocks[g.index].get(block.number) is block:
+                    self.lose_content(tier, g, block)
+                    self.state.lose(tier, g, block)
+        return idle[0] if idle else 0
 
     def forget_child(self, tier: str, group: int, key: str, entry: Entry) -> None:
         """The entry continues no other one any more."""
@@ -147,12 +161,12 @@ class Index:
 
     def lose_content(self, tier: Tier, g: GroupState, block: Block) -> None:
         """One findable block fewer holds this content."""
-        content = hash((block.tokens, block.domain))
-        count = self.found[g.index].get(content, 0) if tier.name == DEVICE else 0
+        found, content = self.found[g.index], block.content
+        count = found.get(content, 0) if tier is self.state.device else 0
         if count > 1:
-            self.found[g.index][content] = count - 1
+            found[content] = count - 1
         elif count:
-            del self.found[g.index][content]
+            del found[content]
 
     def clear(self, group: GroupState, numbers: list[int]) -> None:
         """The entries of a group's device blocks go with a reset."""

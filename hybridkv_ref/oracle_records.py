@@ -70,14 +70,15 @@ def maker(machine: Machine, cls: str, kind: str, rigid: tuple[str, ...] = ()) ->
 class Block:
     """A block of one group in one tier: its segment, what its slots were last written with, who refers to it.
 
-    ``tokens`` and ``domain`` identify the content (0: not told): equal numbers, equal prefix and equal other inputs.
+    ``tokens`` and ``domain`` identify the content (0: not told): equal numbers, equal prefix and equal other inputs;
+    ``content`` stands for both.
     """
 
-    __slots__ = ("domain", "key", "leases", "number", "owner", "segment", "tokens", "writer")
+    __slots__ = ("content", "domain", "key", "leases", "number", "owner", "segment", "tokens", "writer")
 
     def __init__(self, number: int, segment: Any) -> None:
         self.number, self.segment = number, segment
-        self.tokens = self.domain = 0
+        self.tokens = self.domain = self.content = 0
         self.leases: dict[int, Any] = {}
         self.writer: Request | None = None
         self.owner: Request | None = None

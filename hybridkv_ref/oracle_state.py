@@ -197,14 +197,26 @@ class State:
     def rest(self, tier: Tier, group: GroupState, block: Block) -> None:
         """An empty block of which nobody knows: its record may stand for another one."""
         if tier.blocks[group.index].pop(block.number, None) is block and len(tier.spare[group.index]) < SPARE:
-            block.tokens = block.domain = 0
+            block.tokens = block.domain = block.content = 0
             block.key = ""
             tier.spare[group.index].append(block)
 
     def lose(self, tier: Tier, group: GroupState, block: Block) -> None:
-        """Nothing about this block is judged any more until it is taken anew."""
-        tier.blocks[group.index].pop(block.number, None)
+        """Nothing about this block is judged any more until it is taken anew; nor is it charged to anybody."""
+        if tier.blocks[group.index].pop(block.number, None) is not None:
+            used = attribute(f"{group.kind}.used")
+            setattr(tier.pool, used, getattr(tier.pool, used) - block.segment.mem)
+            tier.pool.gpu_used -= block.segment.mem
         tier.lost[group.index].add(block.number)
+
+    def lose_request(self, request: Request) -> None:
+        """Nothing about this request, nor about the blocks that it held, is judged any more."""
+        request.lost, request.running = True, False
+        for tier in self.tiers.values():
+            for group in self.groups:
+                held = [b for b in tier.blocks[group.index].values() if request.uid in b.leases or b.owner is request]
+                for block in held:
+                    self.lose(tier, group, block)
 
     def named(self, name: str) -> GroupState:
         """The group of this name; InputError where the header has none."""
@@ -218,8 +230,7 @@ class State:
     def fire(self, row: Row, *arguments: Any, segment: Place = "", pool: Any = None) -> bool:
         """Fires a row; False, with a refusal noted, where a guard is false."""
         row.count += 1
-        index = row.call(self.pool if pool is None else pool, *arguments)
-        if index < 0:
+        if (index := row.call(pool or self.pool, *arguments)) < 0:
             return True
         self.refuse(row, index, arguments, segment, pool)
         return False

@@ -6,7 +6,7 @@ from typing import Any
 from hybridkv_ref.events import DEVICE, Io, Part, TransferBegin, TransferCancel, TransferEnd, TransferFail, TransferPart
 from hybridkv_ref.oracle_blocks import Blocks
 from hybridkv_ref.oracle_index import Index
-from hybridkv_ref.oracle_records import Block, Bound, GroupState, Place, Request, Tier, maker
+from hybridkv_ref.oracle_records import REMEMBERED, Block, Bound, GroupState, Place, Request, Tier, maker
 from hybridkv_ref.oracle_state import State
 
 PEER = "peer"
@@ -41,6 +41,7 @@ class Transfers:
     def __init__(self, state: State, blocks: Blocks, index: Index) -> None:
         self.state, self.blocks, self.index = state, blocks, index
         self.running: dict[str, Transfer] = {}
+        self.lost: dict[str, None] = {}
         self.bound: dict[tuple[str, str], Bound] = {}
         self.shipment = maker(state.machine, "shipment", "", ("part", "group"))
         self.transfer = maker(state.machine, "transfer", "", ("parts",))
@@ -75,9 +76,34 @@ class Transfers:
         for g, src, dst in pairs:
             begun = self.ship(g, src, dst, made, on)
             if begun is None:
+                self.lose(e.xfer, made, pairs)
                 return
             made.shipments[g.index, dst] = begun
         self.running[e.xfer] = made
+
+    def lose(self, name: str, made: Transfer, pairs: list[tuple[GroupState, int, int]]) -> None:
+        """Nothing about this transfer is judged any more, nor about the blocks at its ends."""
+        self.lost[name] = None
+        if len(self.lost) > REMEMBERED:
+            del self.lost[next(iter(self.lost))]
+        for g, src, dst in pairs:
+            for tier, number in ((made.source, src), (made.target, dst)):
+                block = tier.blocks[g.index].get(number)
+                if block is not None:
+                    self.state.lose(tier, g, block)
+                tier.lost[g.index].add(number)
+
+    def known(self, event: str, name: str, ends: bool) -> tuple[Transfer | None, Bound]:
+        """The transfer of this name, if it runs and is judged, and the rows of the event."""
+        made = self.running.get(name)
+        on = self.rows(event, made.target if made else self.state.device)
+        if name in self.lost:
+            self.state.skipped += 1
+            if ends:
+                del self.lost[name]
+        else:
+            self.state.fire(on.other["known_transfer"], made is not None, segment=name)
+        return made, on
 
     def described(self, part: Part, on: Bound) -> bool:
         """What a part says of its layouts, units and keys."""
@@ -146,14 +172,14 @@ class Transfers:
             state.lose(made.source, g, source)
             state.lose(made.target, g, target)
             return None
-        target.tokens, target.domain, target.key = source.tokens, source.domain, ""
+        target.tokens, target.domain, target.content, target.key = source.tokens, source.domain, source.content, ""
         return Shipment(g, source, target, entity)
 
     def part(self, e: TransferPart) -> None:
         """Some blocks are there, unreadable until all are."""
-        state, made = self.state, self.running.get(e.xfer)
-        on = self.rows("transfer_part", made.target if made else state.device)
-        if not state.fire(on.other["known_transfer"], made is not None, segment=e.xfer) or made is None:
+        state = self.state
+        made, on = self.known("transfer_part", e.xfer, ends=False)
+        if made is None:
             return
         g = state.named(e.group)
         for number in e.blocks:
@@ -172,10 +198,11 @@ class Transfers:
 
     def end(self, e: TransferEnd) -> None:
         """Everything arrived: it turns readable at once; of a cancelled transfer nothing survives."""
-        state, made = self.state, self.running.pop(e.xfer, None)
-        on = self.rows("transfer_end", made.target if made else state.device)
-        if not state.fire(on.other["known_transfer"], made is not None, segment=e.xfer) or made is None:
+        state = self.state
+        made, on = self.known("transfer_end", e.xfer, ends=True)
+        if made is None:
             return
+        del self.running[e.xfer]
         current = made.request.life if made.request is not None else made.life
         alive = made.request is not None and state.requests.get(made.request.name)
         if e.life >= 0 and not state.fire(
@@ -208,9 +235,9 @@ class Transfers:
 
     def fail(self, e: TransferFail) -> None:
         """Nothing survives; with its bytes stopped, all is given back."""
-        state, made = self.state, self.running.get(e.xfer)
-        on = self.rows("transfer_fail", made.target if made else state.device)
-        if not state.fire(on.other["known_transfer"], made is not None, segment=e.xfer) or made is None:
+        state = self.state
+        made, on = self.known("transfer_fail", e.xfer, ends=e.stopped)
+        if made is None:
             return
         if made.entity.stage != self.failing and made.shipments:
             state.fire(on.other["transfer_fail"], made.entity, segment=e.xfer)
@@ -229,7 +256,7 @@ class Transfers:
     def again(self, on: Bound, s: Shipment, where: Place) -> None:
         """The request that allocated a target has it again, empty, to compute into."""
         owner, target, g = s.target.owner, s.target, s.group
-        target.tokens = target.domain = 0
+        target.tokens = target.domain = target.content = 0
         if owner is not None and owner.running and not owner.lost:
             start = target.segment.start
             self.blocks.take(on.group[g.index]["admit"], g, target, owner, owner.record, start, where)
@@ -237,14 +264,9 @@ class Transfers:
 
     def cancel(self, e: TransferCancel) -> None:
         """Nobody waits for it any more."""
-        state, made = self.state, self.running.get(e.xfer)
-        on = self.rows("transfer_cancel", made.target if made else state.device)
-        if (
-            state.fire(on.other["known_transfer"], made is not None, segment=e.xfer)
-            and made is not None
-            and made.shipments
-        ):
-            state.fire(on.other["transfer_fail"], made.entity, segment=e.xfer)
+        made, on = self.known("transfer_cancel", e.xfer, ends=False)
+        if made is not None and made.shipments:
+            self.state.fire(on.other["transfer_fail"], made.entity, segment=e.xfer)
 
     def io(self, e: Io) -> None:
         """Remainders by the unit of direct I/O."""

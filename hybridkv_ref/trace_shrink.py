@@ -35,15 +35,20 @@ def names(event: Event) -> Iterator[tuple[str, object]]:
         yield from (("block", (part.group, b)) for b in (*part.source, *part.target))
 
 
-def related(events: Callable[[], Iterable[Event]], target: Event, rounds: int = 2) -> list[Event]:
-    """The events that share a name with the target, directly or through ``rounds`` others; ``events`` is read anew."""
+def related(events: Callable[[], Iterable[Event]], target: Event, deadline: float, rounds: int = 2) -> list[Event]:
+    """The events that share a name with the target, directly or through ``rounds`` others; ``events`` is read anew.
+
+    None if that takes longer than ``deadline``, of time.monotonic().
+    """
     known = set(names(target))
     for _ in range(rounds):
         wider = set(known)
-        for event in events():
+        for count, event in enumerate(events()):
             own = set(names(event))
             if own & known:
                 wider |= own
+            if not count % 4096 and time.monotonic() > deadline:
+                return []
         if wider == known:
             break
         known = wider

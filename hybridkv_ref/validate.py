@@ -283,7 +283,7 @@ def _shortest(
 ) -> list[Event]:
     check = fails(scan.header, refusal)
     again = partial(_again, path, instance, line)
-    part = scan.last[instance] if path == STDIN else related(again, event)
+    part = scan.last[instance] if path == STDIN else related(again, event, deadline)
     short = shrink(part, check, deadline)
     return short if check(short) else []
 

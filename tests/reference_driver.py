@@ -61,10 +61,12 @@ class Running:
 
 
 class Driver:
-    """An engine; ``events`` is the trace so far. ``recurrent`` adds a group of states, which excludes drafts."""
+    """An engine; ``events`` is the trace so far. ``recurrent`` adds a group of states, which excludes drafts.
+
+    By chance it says which block loses its key, or leaves that open where several have the same."""
 
     def __init__(self, chance: random.Random, recurrent: bool = False, capacity: int = 40) -> None:
-        self.chance, self.recurrent = chance, recurrent
+        self.chance, self.recurrent, self.exact = chance, recurrent, chance.random() < 0.5
         self.groups = ["full", "win", *(["rec"] if recurrent else [])]
         specs = [GroupSpec("full", "compressed_kv", SIZE, capacity=capacity)]
         specs.append(GroupSpec("win", "swa_window", SIZE, window=WINDOW, capacity=capacity))
@@ -105,7 +107,7 @@ class Driver:
     def forget(self, group: str, number: int) -> None:
         key = self.key_of.pop((group, number))
         self.cached[group, key].remove(number)
-        self.say(KeyRemove(group, [key], blocks=[number]))
+        self.say(KeyRemove(group, [key], blocks=[number] if self.exact else []))
 
     def let_go(self, request: Running, group: str, numbers: list[int]) -> None:
         held = [n for n in numbers if n]
@@ -285,6 +287,7 @@ class Driver:
                 if request.steps:
                     return
                 self.say(Preempt(request.name))
+                request.length = max(request.length, request.done)
         request.gone = how
         if request.steps:
             self.say(DeferFree(request.name, "full", [b for b in request.blocks["full"] if b], on=request.steps[0][0]))

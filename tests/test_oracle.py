@@ -156,10 +156,19 @@ def test_an_entry_leaves_while_another_block_holds_the_same_key() -> None:
     events = [*fill("a", [1], {"full": [1]}, publish=False), *fill("b", [1], {"full": [2]}, publish=False)]
     events += [KeyPublish("full", key, [1]), KeyPublish("full", key, [2]), *leave("a", {"full": [1]})]
     events += [KeyRemove("full", key), Arrive("c", 20, ids=[1]), Lookup("c", 16, blocks={"full": [2]})]
-    oracle = Oracle(header())
-    assert oracle.feed_all([*events, KeyRemove("full", key), *leave("b", {"full": [2]}), Drain()]) == ()
-    assert oracle.coverage().peak == 2
+    last = [*leave("b", {"full": [2]}), KeyRemove("full", key), Drain()]
+    assert refusals(header(), *events, *last) == ()
     assert only(header(), *events, KeyRemove("full", [*key, *key])).row == "system.known_entry"
+
+
+def test_which_of_several_idle_blocks_lost_its_key_is_left_open() -> None:
+    events = [*fill("a", [1], {"full": [1]}, publish=False), *fill("b", [1], {"full": [2]}, publish=False)]
+    events += [KeyPublish("full", ["k"], [1]), KeyPublish("full", ["k"], [2])]
+    events += [*leave("a", {"full": [1]}), *leave("b", {"full": [2]}), KeyRemove("full", ["k"])]
+    for taken in (1, 2):
+        oracle = Oracle(header())
+        assert oracle.feed_all([*events, *served("c", [3], {"full": [taken]}), Drain()]) == ()
+        assert oracle.coverage().peak == 2
 
 
 def test_drafts_are_refused_and_written_again() -> None:

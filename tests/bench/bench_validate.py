@@ -1,8 +1,8 @@
 """Events per second of `hybridkv validate`: the conversation trace served block by block, read from a file.
 
-Run as a script; the trace is looked for in $HYBRIDKV_DATA, or in shared/data beside the checkout. Two shapes of the same
-events: with the blocks of a call in one event, and with one event per block. Prints, per shape: events and rows per second
-of processor time (reading included, tables loaded before), events, blocks and rows, and the peak memory of the process.
+Run as a script; the trace is looked for in $HYBRIDKV_DATA, or in shared/data beside the checkout. Two shapes of the
+same events: with the blocks of a call in one event, and with one event per block. Prints, per shape: events and rows
+per second of processor time (reading included, tables loaded before), events, blocks and rows, and the peak memory.
 """
 
 import itertools
@@ -60,8 +60,8 @@ def main() -> None:
             seconds = time.process_time() - start
             rows, peak = report.coverage.rows_fired, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             print(
-                f"{name}: {count / seconds:,.0f} events/s, {rows / seconds:,.0f} rows/s; {count:,} events, {blocks:,} blocks,"
-                f" {rows:,} rows, {seconds:.1f} s, {report.refusals} refused, peak {peak:.0f} MiB"
+                f"{name}: {count / seconds:,.0f} events/s, {rows / seconds:,.0f} rows/s; {count:,} events, "
+                f"{blocks:,} blocks, {rows:,} rows, {seconds:.1f} s, {report.refusals} refused, peak {peak:.0f} MiB"
             )
 
 
