@@ -118,8 +118,6 @@ class Arrive(EventRecord):
     length: int
     ids: list[int] = []
     domain: dict[str, str] = {}
-    epoch: int = 0
-    ranks: int = 0
     grade: Literal["exact", "bounded"] = "exact"
     kernel: bool = True
 
@@ -544,17 +542,15 @@ class Epoch(EventRecord):
 class Register(EventRecord):
     """The engine declares something before it serves.
 
-    ``layout``: of ``side`` ("" none declared); ``unit``: the unit of hits; ``tier``: with ``paths`` back to the device;
+    ``unit``: the unit of hits; ``tier``: with so many ways back to the device (``value``), of the tier ``side``;
     ``pool``: slots against the least that its concurrency needs, and the units by which it is sized and addressed;
     ``window``: of a layer; ``kernel_blocks``, ``stride``: of a side.
     """
 
-    what: Literal["layout", "unit", "tier", "pool", "window", "kernel_blocks", "stride", "address"]
+    what: Literal["unit", "tier", "pool", "window", "stride", "address"]
     group: str = ""
     side: str = ""
     value: int = 0
-    layout: str = ""
-    fields: dict[str, str] = {}
     refused: bool = False
     least: int = 0
     sized: int = 0

@@ -181,14 +181,12 @@ class Claims:
                 state.fire(other["pool_serves"], e.value, e.least, segment=e.group)
                 if e.sized or e.addressed:
                     state.fire(other["sized_as_addressed"], e.sized, e.addressed, segment=e.group)
-            case "address":
-                state.fire(other["aligned_address"], e.value % max(e.least, 1), segment=e.side)
             case "window":
                 self.steps.windows[e.layer] = e.value
             case "stride":
                 state.strides[e.group] = e.value
-            case _:
-                pass
+            case "address":
+                state.fire(other["aligned_address"], e.value % max(e.least, 1), segment=e.side)
 
     def admit(self, e: Admit) -> None:
         """The gate against the sizing, an empty pool, the null block, and all-or-nothing staging."""
