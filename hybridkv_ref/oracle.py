@@ -85,7 +85,9 @@ class Verdict:
         return tuple(dict.fromkeys(rule for r in self.refusals for rule in r.rules))
 
 
-_FINE = Verdict()
+FINE = Verdict()
+"""The verdict that there is nothing to say."""
+
 SHOWN = ("stage", "start", "end", "pins", "writers", "steps", "holds", "keys", "generation")
 """What a snapshot tells of a block."""
 
@@ -138,7 +140,7 @@ class Oracle:
         except InputError as error:
             raise InputError(f"event {self.seen} ({tag(event)}): {error}") from None
         if not state.refusals:
-            return _FINE
+            return FINE
         verdict = Verdict(tuple(state.refusals))
         state.refusals.clear()
         if self.mode == "strict":

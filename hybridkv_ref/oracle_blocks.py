@@ -118,7 +118,7 @@ class Blocks:
     def allocate(self, e: Allocate) -> None:
         """Empty blocks for a request."""
         state, request, g = self.state, self.state.request(e.req), self.state.named(e.group)
-        if request.lost or not self.hits.settle(request):
+        if request.lost or not (request.running or self.hits.settle(request)):
             state.skipped += 1
             for number in e.blocks:
                 state.lose(state.device, g, state.device.blocks[g.index].get(number) or Block(number, None))
@@ -132,25 +132,28 @@ class Blocks:
                 continue
             lost.discard(number)
             block = state.block(device, g, number)
-            if block is None:
-                continue
-            self.take(compiled, g, block, request, record, at, (e.group, number))
+            if block is not None:
+                self.take(compiled, g, block, request, record, at, number)
             at += size
         request.positions[e.group] = at
 
     def take(
-        self, compiled: Row, g: GroupState, block: Block, request: Request, record: Any, at: int, where: Place
+        self, compiled: Row, g: GroupState, block: Block, request: Request, record: Any, at: int, number: int
     ) -> None:
         """One block for a writer."""
         state, lease = self.state, self.state.lease()
         known = record.accepted
-        if state.fire(compiled, block.segment, lease, record, at, 1, 0, 0, UNTOLD, known, segment=where):
-            block.leases[request.uid] = lease
-            block.writer = block.owner = request
-            block.tokens = block.domain = block.content = 0
-            request.held += 1
-        else:
+        compiled.count += 1
+        # Spelled out, as wherever a row is fired for block after block: a call of fire takes as long as the row.
+        if (index := compiled.call(state.pool, block.segment, lease, record, at, 1, 0, 0, UNTOLD, known)) >= 0:
+            arguments = (block.segment, lease, record, at, 1, 0, 0, UNTOLD, known)
+            state.refuse(compiled, index, arguments, (g.spec.name, number))
             state.lose(state.device, g, block)
+            return
+        block.leases[request.uid] = lease
+        block.writer = block.owner = request
+        block.tokens = block.domain = block.content = 0
+        request.held += 1
 
     # -- giving back -----------------------------------------------------------------------------------------------
 
@@ -217,7 +220,12 @@ class Blocks:
             return state.fire(rows["cancel"], seg, lease, record, segment=where) and state.fire(
                 rows["abort"], seg, lease, record, segment=where
             )
-        return state.fire(rows["let_go"], seg, lease, record, segment=where)
+        row = rows["let_go"]
+        row.count += 1
+        if (index := row.call(state.pool, seg, lease, record)) < 0:
+            return True
+        state.refuse(row, index, (seg, lease, record), where)
+        return False
 
     def give_back(self, rows: dict[str, Row], tier: Tier, g: GroupState, block: Block, where: Place) -> None:
         """What nobody holds and no entry names goes back to the pool."""
@@ -225,12 +233,12 @@ class Blocks:
         if seg.stage not in self.empty:
             if seg.keys or seg.pins or seg.writers:
                 return
-            if not (
-                state.fire(rows["retire"], seg, segment=where, pool=tier.pool)
-                and state.fire(rows["free"], seg, segment=where, pool=tier.pool)
-            ):
-                state.lose(tier, g, block)
-                return
+            for row in (rows["retire"], rows["free"]):
+                row.count += 1
+                if (index := row.call(tier.pool, seg)) >= 0:
+                    state.refuse(row, index, (seg,), where, tier.pool)
+                    state.lose(tier, g, block)
+                    return
         block.writer = block.owner = None
         if self.together:
             self.together.pop((g.index, block.number), None)

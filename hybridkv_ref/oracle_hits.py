@@ -253,10 +253,11 @@ class Hits:
         leases = self.leases.pop(request.uid, [])
         done = self.layers(request, record, leases) if record.stage == self.matched else True
         if done and record.stage == self.first:
+            state.hidden += 1
             done = state.fire(other["start_cold"], record, segment=request.name)
         elif done and record.stage not in self.running:
+            state.hidden += 1
             done = state.fire(other["resume_cold"], record, segment=request.name)
-        state.hidden += 1 if not leases else 5 + 4 * len(leases)
         request.running = done
         if not done:
             state.lose_request(request)
@@ -272,6 +273,8 @@ class Hits:
                 block.leases.pop(request.uid, None)
             elif lease.stage != self.none:
                 pinned.append((g, block, lease))
+        # Four rows of the request and four of each lease; candidates that nobody pinned are dropped.
+        state.hidden += 4 + 4 * len(pinned) + len(leases) - len(pinned)
         for step, of_leases in (("check", ("pass_l1", "pass_l2")), ("join", ("pass_l4",)), ("validate", ("read",))):
             if not state.fire(other[step], record, segment=request.name):
                 return False

@@ -45,7 +45,9 @@ class Index:
             block: Entry = None
             if numbers:
                 number = numbers[place] if place < len(numbers) else null
-                if not state.fire(not_null, number == null, segment=(e.group, number)):
+                not_null.count += 1
+                if (index := not_null.call(state.pool, number == null)) >= 0:
+                    state.refuse(not_null, index, (number == null,), (e.group, number))
                     continue
                 block = state.block(tier, g, number)
                 if block is not None and not self.put(tier, g, block, key, e.at, entries):
@@ -75,7 +77,10 @@ class Index:
             if known > seg.committed:
                 state.hidden += 1
                 state.fire(rows["accept_tokens"], seg, lease, record, known)
-            if not state.fire(rows["commit"], seg, lease, record, segment=where):
+            row = rows["commit"]
+            row.count += 1
+            if (index := row.call(state.pool, seg, lease, record)) >= 0:
+                state.refuse(row, index, (seg, lease, record), where)
                 return False
             self.name_content(g, block)
         if at >= 0 and not state.fire(other["at_label"], at, seg.end, segment=where):
@@ -86,7 +91,10 @@ class Index:
                 if not state.fire(other["same_content"], content, recorded.content, segment=where):
                     return False
                 break
-        if not state.fire(rows["publish"], seg, segment=where, pool=tier.pool):
+        row = rows["publish"]
+        row.count += 1
+        if (index := row.call(tier.pool, seg)) >= 0:
+            state.refuse(row, index, (seg,), where, tier.pool)
             return False
         if content and tier is state.device:
             found = self.found[g.index]
@@ -106,10 +114,13 @@ class Index:
         """Entries leave; a block that no other entry names and nobody holds is given back."""
         state, g, on = self.state, self.state.named(e.group), self.on_remove
         tier, entries = state.tier(e.tier), self.of(e.tier, g.index)
-        known, rows, tree = on.other["known_entry"], on.group[g.index], "tree" in state.claims
+        known, rows, tree, pool = on.other["known_entry"], on.group[g.index], "tree" in state.claims, state.pool
+        unpublish = rows["unpublish"]
         for place, key in enumerate(e.keys):
-            live = entries.get(key, [])
-            if not state.fire(known, len(live), segment=(e.group, key)):
+            live: list[Entry] = entries.get(key, [])
+            known.count += 1
+            if (index := known.call(pool, len(live))) >= 0:
+                state.refuse(known, index, (len(live),), (e.group, key))
                 continue
             number = e.blocks[place] if place < len(e.blocks) else None
             place_of = self.choose(tier, g, live, number) if len(live) > 1 else 0
@@ -123,7 +134,9 @@ class Index:
             if entry is None or tier.blocks[g.index].get(entry.number) is not entry:
                 continue
             where = (e.group, entry.number)
-            if not state.fire(rows["unpublish"], entry.segment, segment=where, pool=tier.pool):
+            unpublish.count += 1
+            if (index := unpublish.call(tier.pool, entry.segment)) >= 0:
+                state.refuse(unpublish, index, (entry.segment,), where, tier.pool)
                 state.lose(tier, g, entry)
                 continue
             self.lose_content(tier, g, entry)

@@ -20,13 +20,14 @@ LONGEST = 64 << 20
 """Bytes that a line may have."""
 
 STDIN = "-"
+PACKED = (".gz", ".zst", ".zstd")
 _EVENT = msgspec.json.Decoder(Event)
 _HEADER = msgspec.json.Decoder(Header)
 
 
 @contextmanager
 def open_trace(path: str) -> Iterator[tuple[IO[bytes], int]]:
-    """The bytes of a trace, and how many the file has as stored (0: not known)."""
+    """The bytes of a trace, and how many there are (0: not known)."""
     if path == STDIN:
         yield sys.stdin.buffer, 0
         return
@@ -36,13 +37,13 @@ def open_trace(path: str) -> Iterator[tuple[IO[bytes], int]]:
     except OSError as error:
         raise InputError(f"{path}:1: cannot be read: {error.strerror}") from None
     with stream:
-        yield stream, size
+        yield stream, 0 if path.endswith(PACKED) else size
 
 
 def _unpacked(path: str) -> IO[bytes]:
-    if path.endswith(".gz"):
+    if path.endswith(PACKED[0]):
         return cast("IO[bytes]", gzip.open(path, "rb"))
-    if path.endswith((".zst", ".zstd")):
+    if path.endswith(PACKED[1:]):
         try:
             import zstandard
         except ImportError:

@@ -17,7 +17,7 @@ import msgspec
 
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.events import Event, Header
-from hybridkv_ref.oracle import Oracle, Verdict
+from hybridkv_ref.oracle import FINE, Oracle, Verdict
 from hybridkv_ref.oracle_coverage import Coverage, Outcome, merged
 from hybridkv_ref.oracle_joint import Joint
 from hybridkv_ref.oracle_records import Refusal
@@ -115,7 +115,7 @@ class Run:
                 raise InputError(f"{first + offset}: {error}") from None
             if keep:
                 self.last[event.instance].append(event)
-            if verdict.refusals:
+            if verdict is not FINE:
                 self.note(first + offset, event, verdict)
             self.count += 1
 

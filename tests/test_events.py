@@ -1,5 +1,6 @@
 """The vocabulary of events: records, JSON, schema, and the map from events to rows."""
 
+import json
 import typing
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import msgspec
 import pytest
 from helpers import copy_oracle_spec, edit
 
+from hybridkv_ref.cli import main
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.event_map import guard_name, load_event_map, row_name
 from hybridkv_ref.events import SCHEMA, Event, GroupSpec, Header, KeyPublish, Lookup, schema, tag
@@ -58,6 +60,11 @@ def test_a_header_meets_the_schema() -> None:
     header = Header("hybridkv.events/1", groups=GROUPS)
     jsonschema.validate(msgspec.json.decode(msgspec.json.encode(header)), schema())
     assert header.schema == SCHEMA
+
+
+def test_the_schema_is_exported(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "--events"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(schema()))
 
 
 def test_every_event_is_mapped_and_every_mapped_event_exists() -> None:

@@ -107,6 +107,36 @@ def test_the_driver_uses_the_vocabulary_of_serving() -> None:
         assert seen[name], name
 
 
+def size(value: object, seen: set[int]) -> int:
+    """How many records and numbers hang on the books of an oracle."""
+    if id(value) in seen or isinstance(value, type | str | bytes | int | float | bool | None):
+        return 0
+    seen.add(id(value))
+    if isinstance(value, dict):
+        return len(value) + sum(size(v, seen) for v in value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        return len(value) + sum(size(v, seen) for v in value)
+    slots = [n for form in type(value).__mro__ for n in getattr(form, "__slots__", ())]
+    return 1 + sum(size(getattr(value, n), seen) for n in slots if hasattr(value, n))
+
+
+def test_the_books_grow_with_what_is_alive_and_not_with_the_trace(shared_data: Path) -> None:
+    head = header(512, capacity=300)
+    requests = itertools.islice(read_trace(shared_data / "traces" / "mooncake_conversation_trace.jsonl"), 900)
+    oracle, sizes = Oracle(head), []
+    for count, event in enumerate(events_of(requests, head, 300)):
+        oracle.feed(event)
+        if count in (3000, 9000):
+            parts = (oracle.state, oracle.hits, oracle.blocks, oracle.index, oracle.steps, oracle.transfers)
+            # Names of ended requests are kept on purpose, up to a bound.
+            books = [{n: v for n, v in vars(part).items() if n not in ("ended", "tables")} for part in parts]
+            seen: set[int] = set()
+            sizes.append(sum(size(book, seen) for book in books))
+    assert len(sizes) == 2
+    assert sizes[0] > 1000
+    assert sizes[1] < sizes[0] * 1.2
+
+
 @pytest.mark.parametrize("part", range(5))
 def test_slices_of_a_real_trace_are_accepted(shared_data: Path, part: int) -> None:
     requests = read_trace(shared_data / "traces" / "mooncake_conversation_trace.jsonl")
