@@ -92,7 +92,7 @@ def judged(chance: random.Random, count: int) -> None:
         joint.feed(event)
 
 
-@settings(max_examples=300)
+@settings(max_examples=80)
 @given(st.randoms(use_true_random=False))
 def test_any_events_are_judged_and_alike(chance: random.Random) -> None:
     judged(chance, 60)

@@ -55,9 +55,11 @@ def accepted(head: Header, events: list[Event]) -> Coverage:
 
 
 @settings(max_examples=150, suppress_health_check=list(HealthCheck))
-@given(st.randoms(use_true_random=False), st.booleans(), st.sampled_from([14, 20, 40]))
-def test_random_legal_traces_are_accepted(chance: random.Random, recurrent: bool, capacity: int) -> None:
-    driver = Driver(chance, recurrent, capacity)
+@given(st.randoms(use_true_random=False), st.booleans(), st.sampled_from([14, 20, 40]), st.booleans())
+def test_random_legal_traces_are_accepted(
+    chance: random.Random, recurrent: bool, capacity: int, in_order: bool
+) -> None:
+    driver = Driver(chance, recurrent, capacity, in_order)
     found = accepted(driver.header, driver.run(60))
     assert found.rules["HKV-REF-005"].result in ("pass", "not exercised")
 
@@ -65,7 +67,7 @@ def test_random_legal_traces_are_accepted(chance: random.Random, recurrent: bool
 def legal_runs(count: int) -> Counter[str]:
     shown: Counter[str] = Counter()
     for seed in range(count):
-        driver = Driver(random.Random(seed), recurrent=seed % 2 == 1, capacity=(14, 20, 40)[seed % 3])
+        driver = Driver(random.Random(seed), seed % 2 == 1, (14, 20, 40)[seed % 3], in_order=seed % 5 == 0)
         found = accepted(driver.header, driver.run(100))
         shown.update(rule for rule, v in found.rules.items() if v.premises)
     return shown
