@@ -1,7 +1,7 @@
 """What `simulate` does, as events: a simulation that tells its lookups, writes and evictions, block by block.
 
-The simulation knows segments that cover nodes of its prefix tree; here each place of a node is one block of its group, of
-as many tokens as the alignment has.
+The simulation knows segments that cover nodes of its prefix tree; here each place of a node is one block of its group,
+of as many tokens as the alignment has.
 """
 
 from typing import Any
