@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hybridkv_ref.loader import load_tables
     from hybridkv_ref.machine import Machine, Refused, World
     from hybridkv_ref.models import Model, footprint, load_model, model_names
+    from hybridkv_ref.oracle import Illegal, Oracle, Verdict
     from hybridkv_ref.recovery import Contents, Group, Hit, from_model, longest_hit
     from hybridkv_ref.rules import Rule, load_rules
     from hybridkv_ref.simulate import simulate
@@ -22,6 +23,7 @@ _HOME = {
     "loader": ("load_tables",),
     "machine": ("Machine", "Refused", "World"),
     "models": ("Model", "footprint", "load_model", "model_names"),
+    "oracle": ("Illegal", "Oracle", "Verdict"),
     "recovery": ("Contents", "Group", "Hit", "from_model", "longest_hit"),
     "rules": ("Rule", "load_rules"),
     "simulate": ("simulate",),
@@ -33,12 +35,15 @@ __all__ = [
     "Contents",
     "Group",
     "Hit",
+    "Illegal",
     "InputError",
     "Machine",
     "Model",
+    "Oracle",
     "Refused",
     "Rule",
     "Tables",
+    "Verdict",
     "World",
     "footprint",
     "from_model",

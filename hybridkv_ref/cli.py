@@ -121,11 +121,18 @@ def cmd_mutate(args: argparse.Namespace) -> int:
 
 
 def cmd_export(args: argparse.Namespace) -> int:
-    """The tables, or their JSON Schema, on standard output or into a file."""
+    """The tables, their JSON Schema or that of event traces, on standard output or into a file."""
     from hybridkv_ref.export import export_json, schema_json
     from hybridkv_ref.loader import load_tables
 
-    data = schema_json() if args.schema else export_json(load_tables(args.spec))
+    if args.events:
+        import json
+
+        from hybridkv_ref.events import schema
+
+        data = json.dumps(schema(), indent=1, sort_keys=True).encode() + b"\n"
+    else:
+        data = schema_json() if args.schema else export_json(load_tables(args.spec))
     if args.out:
         write_whole(args.out, data)
     else:
@@ -258,6 +265,28 @@ def _on_real_memory(args: argparse.Namespace, requests: "Iterator[Request]") -> 
     return 0
 
 
+def cmd_validate(args: argparse.Namespace) -> int:
+    """Validates a trace of an engine's events; exit code 1 if a row refuses one, 2 if the trace cannot be read."""
+    import msgspec
+    from rich.console import Console
+
+    from hybridkv_ref.validate import validate
+    from hybridkv_ref.validate_report import render
+
+    with progress_bar("validating") as progress:
+        report = validate(args.file, args.model, args.strict_hash, args.spec, progress, jobs=args.jobs or 1)
+    for warning in report.warnings:
+        print(f"hybridkv: warning: {args.file}:1: {warning}", file=sys.stderr)
+    if args.json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        Console().print(render(report))
+    if report.fault:
+        print(f"hybridkv: {report.fault}", file=sys.stderr)
+        return 2
+    return 1 if report.refusals else 0
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     from hybridkv_ref.workloads import DEFAULT_WORKLOAD, WORKLOADS
@@ -294,7 +323,15 @@ def parser() -> argparse.ArgumentParser:
 
     sub = command("export", cmd_export)
     sub.add_argument("--schema", action="store_true", help="the JSON Schema instead of the tables")
+    sub.add_argument("--events", action="store_true", help="the JSON Schema of a line of an event trace")
     sub.add_argument("--out", type=Path, metavar="FILE", help="write to a file")
+
+    sub = command("validate", cmd_validate)
+    sub.add_argument("file", help="JSON Lines; gzip and zstd by name; - for standard input")
+    sub.add_argument("--model", help="take the cache groups of this model instead of the header's")
+    sub.add_argument("--json", action="store_true", help="print JSON")
+    sub.add_argument("--strict-hash", action="store_true", help="refuse a trace of other tables")
+    sub.add_argument("--jobs", type=int, default=1, help="processes, over which engine instances are spread")
 
     sub = command("graph", cmd_graph)
     sub.add_argument("kind", help="a kind of segment")

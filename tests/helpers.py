@@ -40,6 +40,16 @@ def copy_spec(folder: Path) -> Path:
     return target
 
 
+def copy_oracle_spec(folder: Path) -> Path:
+    """A copy of every file that the oracle reads, its own tables and the map of events included."""
+    target = copy_spec(folder)
+    for name in ("events.toml", "rules.toml"):
+        shutil.copy(SPEC_DIR / name, target / name)
+    for name in ("oracle", "models"):
+        shutil.copytree(SPEC_DIR / name, target / name)
+    return target
+
+
 def section(text: str, header: str) -> tuple[int, int]:
     """Where the section ``[header]`` of a TOML text begins and ends."""
     begin = re.search(rf"^\[{re.escape(header)}\]\n", text, re.MULTILINE)

@@ -31,8 +31,8 @@ from hybridkv_ref.policy import Policy, load_policy
 from hybridkv_ref.recovery import entries
 
 UNIT = 8
-STEPS = 150  # of one history
 """Tokens of a grid unit of the small model."""
+STEPS = 150  # of one history
 
 
 def small_model() -> Model:

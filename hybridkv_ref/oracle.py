@@ -1,0 +1,195 @@
+"""The oracle: a lock-step shadow of an engine's cache that judges each event by rows of the tables.
+
+``feed`` takes one event at a time and gives a verdict. Two references are kept together: *contents*, which blocks
+each group could use, and *physical identity*, which prefix each slot was last written with. What the oracle was not
+told it does not judge; what it refuses it names by rule, event, segment, guard and values.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hybridkv_ref.errors import InputError
+from hybridkv_ref.events import (
+    Abort,
+    Accept,
+    Admit,
+    Agree,
+    Allocate,
+    Arrive,
+    Capture,
+    Complete,
+    Decide,
+    DeferFree,
+    Dispatch,
+    Draft,
+    Drain,
+    Epoch,
+    Event,
+    Evict,
+    Finish,
+    Free,
+    Header,
+    Io,
+    KeyPublish,
+    KeyRemove,
+    Lookup,
+    Measure,
+    Pin,
+    Position,
+    Preempt,
+    Register,
+    Reject,
+    Replay,
+    Reset,
+    Run,
+    TableWrite,
+    TransferBegin,
+    TransferCancel,
+    TransferEnd,
+    TransferFail,
+    TransferPart,
+    Unpin,
+    Vote,
+    Wait,
+    tag,
+)
+from hybridkv_ref.oracle_blocks import Blocks
+from hybridkv_ref.oracle_claims import Claims
+from hybridkv_ref.oracle_coverage import Coverage, coverage
+from hybridkv_ref.oracle_hits import Hits
+from hybridkv_ref.oracle_index import Index
+from hybridkv_ref.oracle_records import Refusal
+from hybridkv_ref.oracle_state import State
+from hybridkv_ref.oracle_steps import Steps
+from hybridkv_ref.oracle_transfers import Transfers
+from hybridkv_ref.paths import SPEC_DIR
+from hybridkv_ref.recovery import Hit
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one event led to: nothing to say, or rows that the tables refuse."""
+
+    refusals: tuple[Refusal, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Nothing was refused."""
+        return not self.refusals
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The rules of the refused rows, each once."""
+        return tuple(dict.fromkeys(rule for r in self.refusals for rule in r.rules))
+
+
+FINE = Verdict()
+"""The verdict that there is nothing to say."""
+
+SHOWN = ("stage", "start", "end", "pins", "writers", "steps", "holds", "keys", "generation")
+"""What a snapshot tells of a block."""
+
+
+class Illegal(Exception):
+    """A strict oracle met a refusal, which is ``refusal``."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+        super().__init__(f"{refusal} ({', '.join(refusal.rules)})")
+
+
+class Oracle:
+    """An oracle for the engine that a header describes.
+
+    ``strict`` raises Illegal at the first refusal; ``advisory`` goes on, without judging what the refused event was
+    about. InputError for a header that the tables cannot be built for, and for events that name no group of it.
+    """
+
+    def __init__(self, header: Header, mode: Literal["strict", "advisory"] = "advisory", spec: Path = SPEC_DIR) -> None:
+        self.header, self.mode = header, mode
+        state = self.state = State(header, spec)
+        found: list[dict[int, int]] = [{} for _ in state.groups]
+        self.hits = Hits(state, found)
+        self.blocks = Blocks(state, self.hits)
+        self.index = Index(state, self.blocks, found)
+        self.transfers = Transfers(state, self.blocks, self.index)
+        self.steps = Steps(state, self.hits, self.blocks)
+        self.claims = Claims(state, self.steps)
+        self.seen = 0
+        b, h, i, s, t, c = self.blocks, self.hits, self.index, self.steps, self.transfers, self.claims
+        reducers: dict[Any, Callable[[Any], None]] = {
+            Arrive: b.arrive, Admit: c.admit, Lookup: h.lookup, Preempt: b.preempt, Abort: b.abort, Finish: b.finish,
+            Allocate: b.allocate, Pin: h.pin, Unpin: h.unpin, DeferFree: b.defer, Free: b.free, Evict: b.evict, Reset:
+            self._reset, TableWrite: c.table_write, Dispatch: s.dispatch, Complete: s.complete, Draft: s.draft,
+            Accept: s.accept, Reject: s.reject, Position: c.position, KeyPublish: i.publish, KeyRemove: i.remove,
+            Measure: i.measure, TransferBegin: t.begin, TransferPart: t.part, TransferEnd: t.end, TransferFail:
+            t.fail, TransferCancel: t.cancel, Io: t.io, Vote: h.vote, Agree: h.agree, Decide: c.decide, Wait: c.wait,
+            Run: c.run, Capture: c.capture, Replay: c.replay, Epoch: c.epoch, Register: c.register, Drain: c.drain,
+        }  # fmt: skip
+        self._reduce = {form: (str(form.__struct_config__.tag), reduce) for form, reduce in reducers.items()}
+
+    def feed(self, event: Event) -> Verdict:
+        """Judges one event and follows it."""
+        state = self.state
+        state.index = self.seen = self.seen + 1
+        state.event, reduce = self._reduce[type(event)]
+        try:
+            reduce(event)
+        except InputError as error:
+            raise InputError(f"event {self.seen} ({tag(event)}): {error}") from None
+        if not state.refusals:
+            return FINE
+        verdict = Verdict(tuple(state.refusals))
+        state.refusals.clear()
+        if self.mode == "strict":
+            raise Illegal(verdict.refusals[0])
+        return verdict
+
+    def feed_all(self, events: Iterable[Event]) -> tuple[Refusal, ...]:
+        """Feeds events one after the other; gives what was refused."""
+        return tuple(refusal for event in events for refusal in self.feed(event).refusals)
+
+    def _reset(self, event: Reset) -> None:
+        group = self.state.named(event.group)
+        if self.state.header.null in event.blocks:
+            self.claims.dirty_null = False
+        self.index.clear(group, event.blocks)
+        self.blocks.reset(event)
+
+    def expected_hit(self, request: str) -> Hit:
+        """The longest hit of a request that arrived, from what was published and not removed; KeyError for another."""
+        return self.hits.expected(self.state.requests[request])
+
+    def coverage(self) -> Coverage:
+        """Per rule, what the events so far showed."""
+        return coverage(self.state)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What is alive: requests by name, and per tier and group the blocks, as plain data."""
+        state = self.state
+        requests = {
+            r.name: {"stage": r.record.stage, "at": r.at, "life": r.life, "lost": r.lost}
+            for r in state.requests.values()
+        }
+        tiers: dict[str, dict[str, dict[int, dict[str, Any]]]] = {}
+        for tier in state.tiers.values():
+            tiers[tier.name] = {
+                g.spec.name: {
+                    number: {name: getattr(b.segment, name) for name in SHOWN}
+                    for number, b in tier.blocks[g.index].items()
+                }
+                for g in state.groups
+            }
+        return {"events": self.seen, "requests": requests, "tiers": tiers}
+
+    def explain(self, refusal: Refusal) -> str:
+        """A refusal in words: the event, the row with its meaning, the false guard, the values, the rules."""
+        from hybridkv_ref.rules import load_rules
+
+        row = self.state.tables.event(refusal.row)
+        rules = load_rules(self.state.spec)
+        lines = [str(refusal), f"  row {refusal.row}: {row.doc}", f"  in {row.file}"]
+        lines += [f"  {rule}: {rules[rule].statement}" for rule in refusal.rules if rule in rules]
+        return "\n".join(lines)

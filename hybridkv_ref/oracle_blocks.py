@@ -1,0 +1,298 @@
+"""Requests and the blocks that they write and read: taken, written, completed, given back, evicted."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hybridkv_ref.events import (
+    Abort,
+    Allocate,
+    Arrive,
+    DeferFree,
+    Evict,
+    Finish,
+    Free,
+    Preempt,
+    Reset,
+)
+from hybridkv_ref.oracle_hits import Hits
+from hybridkv_ref.oracle_records import UNTOLD, Block, GroupState, Place, Request, Row, Tier
+from hybridkv_ref.oracle_state import State
+
+
+class Blocks:
+    """The life of blocks on the device; ``give_back`` is what every event that ends a last reference does."""
+
+    def __init__(self, state: State, hits: Hits) -> None:
+        self.state, self.hits = state, hits
+        names = ("arrive", "allocate", "free", "evict", "reset", "preempt", "abort", "finish")
+        self.on = {name: state.bind(name) for name in names}
+        sets = state.tables.kinds[state.groups[0].kind].sets
+        self.empty, self.open, self.fresh = (frozenset(sets[n]) for n in ("EMPTY", "OPEN", "FRESH"))
+        lease = state.tables.sets["lease"]
+        self.hit, self.writes = frozenset(lease["HIT"]), frozenset(lease["WRITES"])
+        self.none, self.candidate = hits.none, hits.candidate
+        self.together: dict[tuple[int, int], int] = {}
+        self.below: dict[tuple[str, int, str], list[Block]] = {}
+        self.nobody = state.new_record(0, 1)
+        state.fire(self.on["finish"].other["reject"], self.nobody)
+        for row in self.on["finish"].other.values():
+            row.count = 0
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def arrive(self, e: Arrive) -> None:
+        """A new life; a name whose last life still holds something is not free for it."""
+        state, known = self.state, self.state.requests.get(e.req)
+        if known is not None and not known.lost:
+            other, over = self.on["arrive"].other, known.record.stage in self.hits.over
+            if not (
+                state.fire(other["one_life"], not over, segment=e.req)
+                and state.fire(other["refused_first"], known.held, segment=e.req)
+            ):
+                state.lose_request(known)
+            state.ended[e.req] = known.life
+        made = state.arrive(e.req, e.length, e.kernel)
+        made.extend(e.ids)
+        made.grade = e.grade
+        parts = tuple(sorted((k, v, state.epochs[k, v]) for k, v in e.domain.items()))
+        made.domain = hash((parts, e.grade == "bounded")) or 1
+
+    def finish(self, e: Finish | Abort, event: str = "finish") -> None:
+        """The end of a life."""
+        state, other = self.state, self.on[event].other
+        request = state.requests.get(e.req)
+        if request is None:
+            if e.req in state.ended and event == "finish":
+                state.fire(other["finish"], self.nobody, segment=e.req)
+            return
+        if request.lost:
+            state.skipped += 1
+            return
+        record = request.record
+        if record.stage in self.hits.over and event == "abort":
+            return
+        if record.stage == self.hits.first:
+            done = state.fire(other["reject"], record, segment=e.req)
+        elif record.stage in self.hits.over:
+            done = state.fire(other["finish"], record, segment=e.req)
+        else:
+            done = self.hits.settle(request) and state.fire(other["finish"], record, segment=e.req)
+        request.running = False
+        if not done:
+            state.lose_request(request)
+        self.close(request)
+
+    def abort(self, e: Abort) -> None:
+        """The client's word; of a life that has ended it changes nothing."""
+        self.finish(e, "abort")
+
+    def preempt(self, e: Preempt) -> None:
+        """All leases go; the request will look up its prefix anew."""
+        state, request = self.state, self.state.request(e.req)
+        other = self.on["preempt"].other
+        if e.need >= 0:
+            state.fire(other["preempts_for_room"], e.need, e.free, e.pending, segment=e.req)
+        if request.lost or not self.hits.settle(request):
+            return
+        if not state.fire(other["preempt"], request.record, segment=e.req):
+            state.lose_request(request)
+        # What was accepted belongs to the prompt when the request comes again.
+        request.length = request.record.length = max(request.length, request.record.accepted)
+        request.running = False
+        request.positions.clear()
+
+    def close(self, request: Request) -> None:
+        """Forgets a life that is over and holds nothing."""
+        record = request.record
+        if request.lost:
+            self.forget(request)
+            return
+        held = request.held + record.held + record.found + record.writing + record.keeping
+        if record.stage in self.hits.over and not held and self.state.fire(self.on["free"].other["close"], record):
+            self.forget(request)
+
+    def forget(self, request: Request) -> None:
+        """Nothing of this life is kept but its name."""
+        self.state.forget(request)
+        self.hits.agreed.pop(request.name, None)
+        self.hits.leases.pop(request.uid, None)
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def allocate(self, e: Allocate) -> None:
+        """Empty blocks for a request."""
+        state, request, g = self.state, self.state.request(e.req), self.state.named(e.group)
+        if request.lost or not (request.running or self.hits.settle(request)):
+            state.skipped += 1
+            for number in e.blocks:
+                state.lose(state.device, g, state.device.blocks[g.index].get(number) or Block(number, None))
+            return
+        compiled, size, null = self.on["allocate"].group[g.index]["admit"], g.spec.block, state.header.null
+        at = e.at if e.at >= 0 else request.positions.get(e.group, request.record.f)
+        device, record, lost = state.device, request.record, state.device.lost[g.index]
+        for number in e.blocks:
+            if number == null:
+                at += size
+                continue
+            lost.discard(number)
+            block = state.block(device, g, number)
+            if block is not None:
+                self.take(compiled, g, block, request, record, at, number)
+            at += size
+        request.positions[e.group] = at
+
+    def take(
+        self, compiled: Row, g: GroupState, block: Block, request: Request, record: Any, at: int, number: int
+    ) -> None:
+        """One block for a writer."""
+        state, lease = self.state, self.state.lease()
+        known = record.accepted
+        compiled.count += 1
+        # Spelled out, as wherever a row is fired for block after block: a call of fire takes as long as the row.
+        if (index := compiled.call(state.pool, block.segment, lease, record, at, 1, 0, 0, UNTOLD, known)) >= 0:
+            arguments = (block.segment, lease, record, at, 1, 0, 0, UNTOLD, known)
+            state.refuse(compiled, index, arguments, (g.spec.name, number))
+            state.lose(state.device, g, block)
+            return
+        block.leases[request.uid] = lease
+        block.writer = block.owner = request
+        block.tokens = block.domain = block.content = 0
+        request.held += 1
+
+    # -- giving back -----------------------------------------------------------------------------------------------
+
+    def defer(self, e: DeferFree) -> None:
+        """Nothing changes until the free: the reference counts."""
+
+    def free(self, e: Free) -> None:
+        """References of a request end."""
+        state, g = self.state, self.state.named(e.group)
+        request = state.requests.get(e.req)
+        if request is not None and request.lost:
+            state.skipped += 1
+            return
+        on, tier, null = self.on["free"], state.tier(e.tier), state.header.null
+        rows = on.group[g.index]
+        record = request.record if request is not None else self.nobody
+        uid = request.uid if request is not None else 0
+        for number in e.blocks:
+            block = state.block(tier, g, number) if number != null else None
+            if block is None:
+                continue
+            where = (e.group, number)
+            if block.owner is request and request is not None and uid not in block.leases:
+                block.owner = None
+                request.held -= 1
+            elif not self.let_go(rows, g, block, record, block.leases.get(uid), request, where):
+                state.lose(tier, g, block)
+                continue
+            elif request is not None:
+                request.held -= 1
+            block.leases.pop(uid, None)
+            if block.writer is request:
+                block.writer = None
+            if "tails" in state.claims:
+                self.together[g.index, number] = uid
+            self.give_back(rows, tier, g, block, where)
+        if request is not None and not request.running:
+            self.close(request)
+
+    def let_go(
+        self,
+        rows: dict[str, Row],
+        g: GroupState,
+        block: Block,
+        record: Any,
+        lease: Any,
+        request: Request | None,
+        where: Place,
+    ) -> bool:
+        """One reference ends by the row that its stage asks for."""
+        state, seg = self.state, block.segment
+        if lease is None:
+            return state.fire(rows["release"], seg, state.lease(), record, segment=where)
+        if lease.stage == self.candidate:
+            return state.fire(rows["drop"], seg, lease, record, segment=where)
+        running = request is not None and request.running
+        if running and request is not None and g.spec.reuse:
+            low = g.low(request.at)
+            if not state.fire(rows["left_behind"], seg, low, segment=where):
+                return False
+        if lease.stage in self.hit:
+            return state.fire(rows["pass_by" if running else "release"], seg, lease, record, segment=where)
+        if lease.stage in self.writes:
+            return state.fire(rows["cancel"], seg, lease, record, segment=where) and state.fire(
+                rows["abort"], seg, lease, record, segment=where
+            )
+        row = rows["let_go"]
+        row.count += 1
+        if (index := row.call(state.pool, seg, lease, record)) < 0:
+            return True
+        state.refuse(row, index, (seg, lease, record), where)
+        return False
+
+    def give_back(self, rows: dict[str, Row], tier: Tier, g: GroupState, block: Block, where: Place) -> None:
+        """What nobody holds and no entry names goes back to the pool."""
+        state, seg = self.state, block.segment
+        if seg.stage not in self.empty:
+            if seg.keys or seg.pins or seg.writers:
+                return
+            for row in (rows["retire"], rows["free"]):
+                row.count += 1
+                if (index := row.call(tier.pool, seg)) >= 0:
+                    state.refuse(row, index, (seg,), where, tier.pool)
+                    state.lose(tier, g, block)
+                    return
+        block.writer = block.owner = None
+        if self.together:
+            self.together.pop((g.index, block.number), None)
+        if not block.leases:
+            state.rest(tier, g, block)
+
+    def evict(self, e: Evict) -> None:
+        """Cached bytes go; what is held, copied or still findable does not."""
+        state, g, on = self.state, self.state.named(e.group), self.on["evict"]
+        tier, rows = state.tier(e.tier), on.group[g.index]
+        for number in e.blocks:
+            if not state.fire(on.other["not_null"], number == state.header.null, segment=(e.group, number)):
+                continue
+            block = state.block(tier, g, number)
+            if block is None:
+                continue
+            seg, where = block.segment, (e.group, number)
+            if "tree" in state.claims and block.key:
+                children = self.below.get((e.tier, g.index, block.key), ())
+                held = sum(1 for child in children if child.segment.pins)
+                if not state.fire(rows["childless"], seg, held, segment=where):
+                    state.lose(tier, g, block)
+                    continue
+            if not self.in_order(on.other["tail_first"], tier, g, block, where):
+                continue
+            if state.fire(rows["retire"], seg, segment=where, pool=tier.pool) and state.fire(
+                rows["free"], seg, segment=where, pool=tier.pool
+            ):
+                self.give_back(rows, tier, g, block, where)
+            else:
+                state.lose(tier, g, block)
+
+    def in_order(self, row: Row, tier: Tier, g: GroupState, block: Block, where: Place) -> bool:
+        """Of what was let go together, the later blocks of any group are evicted first."""
+        batch = self.together.get((g.index, block.number))
+        if batch is None or "tails" not in self.state.claims:
+            return True
+        latest = 0
+        for (index, number), other in self.together.items():
+            known = tier.blocks[index].get(number)
+            if other == batch and known is not None and not known.segment.pins:
+                latest = max(latest, known.segment.start)
+        return self.state.fire(row, block.segment.start, latest, segment=where)
+
+    def reset(self, e: Reset) -> None:
+        """Clears cached blocks that nobody holds: all of a group, or those named."""
+        state, g, rows = self.state, self.state.named(e.group), self.on["reset"].group[self.state.named(e.group).index]
+        numbers: Sequence[int] = e.blocks or list(state.device.blocks[g.index])
+        for number in numbers:
+            block = state.block(state.device, g, number) if number != state.header.null else None
+            if block is None or block.segment.stage in self.empty or block.segment.pins or block.segment.writers:
+                continue
+            self.give_back(rows, state.device, g, block, (e.group, number))

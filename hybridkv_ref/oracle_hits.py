@@ -1,0 +1,286 @@
+"""Lookups, pins, and the way of a request through the hit protocol, most of which engines do not report."""
+
+from typing import Any
+
+from hybridkv_ref.events import Agree, Lookup, Pin, Unpin, Vote
+from hybridkv_ref.oracle_records import Block, GroupState, Place, Request, Row
+from hybridkv_ref.oracle_state import State
+from hybridkv_ref.recovery import Contents, Hit, longest_hit
+
+RUNNING, OVER, LOOKING, LETTING_GO = "RUNNING", "OVER", "LOOKING", "LETTING_GO"
+
+
+class Hits:
+    """Lookup, pin and unpin; ``settle`` brings a request to where it may compute."""
+
+    def __init__(self, state: State, found: list[dict[int, int]]) -> None:
+        self.state, self.found = state, found
+        self.on_lookup, self.on_pin, self.on_unpin = (state.bind(e) for e in ("lookup", "pin", "unpin"))
+        self.hidden = state.bind("allocate")
+        self.on_agree = state.bind("agree")
+        sets = state.tables.sets["request"]
+        self.running, self.looking = frozenset(sets[RUNNING]), frozenset(sets[LOOKING])
+        self.over, self.letting_go = frozenset(sets[OVER]), frozenset(sets[LETTING_GO])
+        self.first = state.tables.classes["request"]["stage"].init
+        self.matched = next(e for e in state.tables.events if e.id == "request.match").edges["req"][1]
+        self.none = state.tables.classes["lease"]["stage"].init
+        self.candidate = next(e for e in state.tables.events if e.row == "find").edges["lease"][1]
+        self.readable = state.tables.kinds[state.groups[0].kind].sets["READABLE"]
+        self.holders: dict[tuple[str, str, str, int], list[tuple[Any, Any]]] = {}
+        self.agreed: dict[str, dict[int, int]] = {}
+        self.leases: dict[int, list[tuple[GroupState, Block, Any]]] = {}
+        self.whole = [g for g in state.groups if g.low(g.spec.block) == 0 and not g.need.exact and g.spec.reuse]
+
+    # -- what an engine could use ----------------------------------------------------------------------------------
+
+    def contents(self, request: Request) -> dict[str, Contents]:
+        """What each group has findable on the device for this request's tokens."""
+        held: dict[str, Contents] = {}
+        for g in self.state.groups:
+            if not g.spec.reuse:
+                continue
+            found, blocks, ends, size = self.found[g.index], 0, set(), g.spec.block
+            for index in range(request.known // size):
+                if hash((request.content((index + 1) * size), request.domain)) in found:
+                    blocks |= 1 << index
+                    ends.add((index + 1) * size)
+            held[g.spec.name] = Contents(blocks, frozenset(ends))
+        return held
+
+    def expected(self, request: Request, matched: int = -1) -> Hit:
+        """The longest hit that every group can serve; ``matched`` -1: as far as any group knows the prompt."""
+        groups = [g.need for g in self.state.groups if g.spec.reuse]
+        contents = self.contents(request)
+        matched = request.known if matched < 0 else min(matched, request.known)
+        return longest_hit(groups, contents, matched, max(request.length, 1), self.state.alignment)
+
+    # -- lookup ----------------------------------------------------------------------------------------------------
+
+    def lookup(self, e: Lookup) -> None:
+        """A pure question; what it found is remembered with its generations until it is pinned."""
+        state = self.state
+        request, other = state.request(e.req), self.on_lookup.other
+        if request.lost:
+            state.skipped += 1
+            return
+        used, matched = e.used, e.matched if e.matched >= 0 else e.used
+        if not (self.record_match(request, used, max(matched, used)) and self.claims(e, request, matched)):
+            state.lose_request(request)
+            return
+        leases = self.leases.setdefault(request.uid, [])
+        tier = state.tier(e.tier)
+        for name, numbers in e.blocks.items():
+            g = state.named(name)
+            rows, null, size = self.on_lookup.group[g.index], state.header.null, g.spec.block
+            last = first = 0
+            for index, number in enumerate(numbers):
+                if number == null:
+                    continue
+                block = state.block(tier, g, number)
+                if block is None:
+                    state.lose_request(request)
+                    return
+                lease = None
+                where = (name, number)
+                if tier is state.device and request.record.stage == self.matched:
+                    lease = state.lease()
+                    if not state.fire(rows["find"], block.segment, lease, request.record, segment=where):
+                        state.lose_request(request)
+                        return
+                    block.leases[request.uid] = lease
+                    leases.append((g, block, lease))
+                elif not state.fire(other["right_tier"], int(block.segment.stage not in self.readable), segment=where):
+                    state.lose_request(request)
+                    return
+                end = (index + 1) * size
+                if not self.same(rows, block, request, end, where):
+                    state.lose_request(request)
+                    return
+                covered = block.segment.end
+                first = first if last == block.segment.start and last else block.segment.start
+                last = covered
+            if used and not self.covered(g, e, used, first, last):
+                state.lose_request(request)
+                return
+        for g in state.groups if used else ():
+            if g.spec.reuse and g.spec.name not in e.blocks and not self.covered(g, e, used, 0, 0):
+                state.lose_request(request)
+                return
+
+    def same(self, rows: dict[str, Row], block: Block, request: Request, end: int, where: Place) -> bool:
+        """Physical identity: the slot was last written with what is asked for."""
+        asked = request.content(end)
+        if not asked or not block.tokens:
+            return True
+        seg = block.segment
+        return self.state.fire(rows["same_tokens"], seg, block.tokens, asked, segment=where) and self.state.fire(
+            rows["same_domain"], seg, block.domain, request.domain, segment=where
+        )
+
+    def covered(self, g: GroupState, e: Lookup, used: int, first: int, last: int) -> bool:
+        """Contents: the group can resume at the position that is used."""
+        lo, hi, _ = g.need.need(used, used)
+        if lo >= hi:
+            return True
+        return self.state.fire(self.on_lookup.other[g.covers], lo, hi, first, last, segment=(g.spec.name, e.req))
+
+    def record_match(self, request: Request, used: int, matched: int) -> bool:
+        """Brings the request's record to a match of this length; a lookup that was not pinned leaves nothing."""
+        state, record, other = self.state, request.record, self.on_lookup.other
+        if record.stage in self.looking and not record.held:
+            for g, block, lease in self.leases.pop(request.uid, ()):
+                if lease.stage != self.none:
+                    state.fire(self.on_lookup.group[g.index]["drop"], block.segment, lease, record)
+                block.leases.pop(request.uid, None)
+            accepted = record.accepted
+            request.record = record = state.new_record(request.uid, request.length, bool(record.kernel))
+            record.accepted = accepted
+        if record.stage in self.running:
+            return True
+        request.positions.clear()
+        if not used:
+            return True
+        row = "match" if record.stage == self.first else "resume"
+        if not state.fire(other[row], record, used, used, used, matched, segment=request.name):
+            return False
+        agreed = min(self.agreed.get(request.name, {}).values(), default=-1)
+        return agreed < 0 or state.fire(other["within_agreed"], used, agreed, segment=request.name)
+
+    def claims(self, e: Lookup, request: Request, matched: int) -> bool:
+        """What the lookup claims about itself."""
+        state, other, used = self.state, self.on_lookup.other, e.used
+        checks: list[tuple[str, tuple[int, ...]]] = [("graded", (e.grade == "bounded", request.grade == "bounded"))]
+        if used:
+            checks.append(("aligned", (used % state.alignment,)))
+        top = min(matched, request.length - 1)
+        if "limits" in state.claims and e.matched >= 0:
+            checks.append(("limits_named", (used, top - top % state.alignment, len(e.limiting))))
+        # What the groups have is known only while no block is lost.
+        sure = request.chain and not any(state.device.lost)
+        if "announced" in state.claims and e.matched >= 0 and sure:
+            checks.append(("found_again", (matched, self.known(request))))
+        if "longest" in state.claims and sure:
+            checks.append(("longest", (used, self.expected(request, e.matched).r)))
+        if e.limiting and sure:
+            able = set(e.limiting) - set(self.expected(request, e.matched).limiting)
+            if used >= top - top % state.alignment:
+                able = set()
+            checks.append(("limits_true", (len(able),)))
+        return state.fire_all(other, checks, e.req)
+
+    def known(self, request: Request) -> int:
+        """Tokens from 0 on that some group without a window has findable for this request."""
+        best = 0
+        for g in self.whole:
+            count, size = 0, g.spec.block
+            while (count + 1) * size <= request.known and hash(
+                (request.content((count + 1) * size), request.domain)
+            ) in self.found[g.index]:
+                count += 1
+            best = max(best, count * size)
+        return best
+
+    # -- references ------------------------------------------------------------------------------------------------
+
+    def pin(self, e: Pin) -> None:
+        """A request pins its hit; any other holder takes references of its own."""
+        state, g = self.state, self.state.named(e.group)
+        tier, rows, other = state.tier(e.tier), self.on_pin.group[g.index], self.on_pin.other
+        request = state.requests.get(e.req)
+        if request is not None and request.lost:
+            state.skipped += 1
+            return
+        hit = request is not None and tier is state.device and request.record.stage == self.matched
+        for number in e.blocks:
+            block = state.block(tier, g, number) if number != state.header.null else None
+            if block is None:
+                continue
+            where = (e.group, number)
+            if hit and request is not None:
+                lease, record = block.leases.get(request.uid), request.record
+            else:
+                lease, record = None, state.new_record(0, 1)
+                state.fire(other["match"], record, 0, 0, 0, 0)
+            if lease is None:
+                lease = state.lease()
+                if not state.fire(rows["find"], block.segment, lease, record, segment=where):
+                    state.lose(tier, g, block)
+                    continue
+                if hit and request is not None:
+                    block.leases[request.uid] = lease
+                    self.leases.setdefault(request.uid, []).append((g, block, lease))
+            if not state.fire(rows["pin"], block.segment, lease, record, segment=where):
+                state.lose(tier, g, block)
+            elif not hit:
+                self.holders.setdefault((e.req, e.tier, e.group, number), []).append((lease, record))
+
+    def unpin(self, e: Unpin) -> None:
+        """A holder's reference ends."""
+        state, g = self.state, self.state.named(e.group)
+        tier, rows, other = state.tier(e.tier), self.on_unpin.group[g.index], self.on_unpin.other
+        for number in e.blocks:
+            block = state.block(tier, g, number) if number != state.header.null else None
+            if block is None:
+                continue
+            held = self.holders.get((e.req, e.tier, e.group, number))
+            lease, record = held.pop() if held else (state.lease(), state.new_record(0, 1))
+            if held is not None and not held:
+                del self.holders[e.req, e.tier, e.group, number]
+            if record.stage in self.looking:
+                state.fire(other["shorten"], record)
+            if not state.fire(rows["release"], block.segment, lease, record, segment=(e.group, number)):
+                state.lose(tier, g, block)
+
+    def vote(self, e: Vote) -> None:
+        """A rank's own hit."""
+        self.agreed.setdefault(e.req, {})[e.rank] = e.hit
+
+    def agree(self, e: Agree) -> None:
+        """The hit that all use."""
+        votes = self.agreed.get(e.req, {})
+        least = min(votes.values(), default=e.hit)
+        self.state.fire(self.on_agree.other["smallest"], e.hit, least, segment=e.req)
+        self.agreed[e.req] = {-1: e.hit}
+
+    # -- hidden: from the match to the computing -------------------------------------------------------------------
+
+    def settle(self, request: Request) -> bool:
+        """The layers of the hit protocol, fired when the request first computes; False where one refuses."""
+        if request.running:
+            return True
+        state, record, other = self.state, request.record, self.hidden.other
+        leases = self.leases.pop(request.uid, [])
+        done = self.layers(request, record, leases) if record.stage == self.matched else True
+        if done and record.stage == self.first:
+            state.hidden += 1
+            done = state.fire(other["start_cold"], record, segment=request.name)
+        elif done and record.stage not in self.running:
+            state.hidden += 1
+            done = state.fire(other["resume_cold"], record, segment=request.name)
+        request.running = done
+        if not done:
+            state.lose_request(request)
+        return done
+
+    def layers(self, request: Request, record: Any, leases: list[tuple[GroupState, Block, Any]]) -> bool:
+        """Check, L1 and L2, joint, L4, read."""
+        state, rows, other = self.state, self.hidden.group, self.hidden.other
+        pinned = []
+        for g, block, lease in leases:
+            if lease.stage == self.candidate:
+                state.fire(rows[g.index]["drop"], block.segment, lease, record)
+                block.leases.pop(request.uid, None)
+            elif lease.stage != self.none:
+                pinned.append((g, block, lease))
+        # Four rows of the request and four of each lease; candidates that nobody pinned are dropped.
+        state.hidden += 4 + 4 * len(pinned) + len(leases) - len(pinned)
+        for step, of_leases in (("check", ("pass_l1", "pass_l2")), ("join", ("pass_l4",)), ("validate", ("read",))):
+            if not state.fire(other[step], record, segment=request.name):
+                return False
+            for g, block, lease in pinned:
+                for row in of_leases:
+                    where = (g.spec.name, block.number)
+                    if not state.fire(rows[g.index][row], block.segment, lease, record, segment=where):
+                        return False
+        request.held += len(pinned)
+        return state.fire(other["start_hit"], record, segment=request.name)

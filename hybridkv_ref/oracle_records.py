@@ -1,0 +1,173 @@
+"""The records of the oracle: refusals, blocks, requests, tiers, groups, and rows as it fires them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from hybridkv_ref.compile_py import attribute
+from hybridkv_ref.event_map import row_name
+from hybridkv_ref.events import GroupSpec
+from hybridkv_ref.machine import Compiled, Machine, Value
+from hybridkv_ref.recovery import Group
+from hybridkv_ref.tables import Tables
+
+UNTOLD = 1 << 60
+"""The value of a limit that nobody told."""
+
+Place = str | tuple[str, int | str]
+"""What a row was about, for a message: a name, or a group and a block, put together only when it is needed."""
+
+SPARE = 4096
+"""How many records of empty blocks are kept to be used again, per group and tier."""
+
+REMEMBERED = 65536
+"""How many ended requests are remembered, to see that none ends twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A row that the tables refuse: event (1 is the first after the header), row, false guard, the values it saw."""
+
+    index: int
+    event: str
+    row: str
+    rules: tuple[str, ...]
+    segment: str
+    guard: str
+    values: Mapping[str, Value]
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{n}={v}" for n, v in self.values.items())
+        where = f" {self.segment}" if self.segment else ""
+        return f"event {self.index} ({self.event}){where}: {self.row} refused by '{self.guard}' with {shown}"
+
+
+@lru_cache(maxsize=64)
+def machine_of(tables: Tables, constants: tuple[tuple[str, int], ...]) -> Machine:
+    """The tables compiled for these constants, once: worlds of one machine share its code."""
+    return Machine(tables, dict(constants))
+
+
+@lru_cache(maxsize=1024)
+def maker(machine: Machine, cls: str, kind: str, rigid: tuple[str, ...] = ()) -> Callable[..., Any]:
+    """A function that makes entities in their first stage, outside any list, by straight-line code.
+
+    Its keyword arguments are the rigid variables that it sets.
+    """
+    variables = machine.tables.vars_of(cls, kind)
+    first: dict[str, Any] = {"cls": cls, "kind": kind, "name": kind or cls}
+    first |= {attribute(n): v.init for n, v in variables.items()}
+    names = {attribute(n) for n in rigid}
+    lines = [f"def make({', '.join(sorted(names))}):", " e = new()", " e.refs = nothing"]
+    lines += [f" e.{n} = {n if n in names else repr(v)}" for n, v in first.items()]
+    space: dict[str, Any] = {"new": machine.types[cls, kind], "nothing": {}}
+    exec("\n".join([*lines, " return e"]), space)
+    made: Callable[..., Any] = space["make"]
+    return made
+
+
+class Block:
+    """A block of one group in one tier: its segment, what its slots were last written with, who refers to it.
+
+    ``tokens`` and ``domain`` identify the content (0: not told): equal numbers, equal prefix and equal other inputs;
+    ``content`` stands for both.
+    """
+
+    __slots__ = ("content", "domain", "key", "leases", "number", "owner", "segment", "tokens", "writer")
+
+    def __init__(self, number: int, segment: Any) -> None:
+        self.number, self.segment = number, segment
+        self.tokens = self.domain = self.content = 0
+        self.leases: dict[int, Any] = {}
+        self.writer: Request | None = None
+        self.owner: Request | None = None
+        self.key = ""
+
+
+class Request:
+    """A request's life: its record in the tables, the identity of its tokens, where it is."""
+
+    __slots__ = (
+        "at", "chain", "domain", "drafts", "grade", "held", "length", "life", "lost", "name", "positions",
+        "record", "running", "table_versions", "uid", "unit", "votes",
+    )  # fmt: skip
+
+    def __init__(self, name: str, uid: int, record: Any, length: int, unit: int) -> None:
+        self.name, self.uid, self.record, self.length, self.unit = name, uid, record, length, unit
+        self.chain: list[int] = []
+        self.domain = self.drafts = self.at = self.life = self.held = 0
+        self.lost = self.running = False
+        self.grade = "exact"
+        self.votes: dict[int, int] = {}
+        self.table_versions: dict[str, tuple[int, bool]] = {}
+        self.positions: dict[str, int] = {}
+
+    def extend(self, ids: list[int]) -> None:
+        """Goes on with these ids: each hash stands for everything up to its end."""
+        before = self.chain[-1] if self.chain else 0
+        for number in ids:
+            before = hash((before, number)) or 1
+            self.chain.append(before)
+
+    @property
+    def known(self) -> int:
+        """Tokens of which it was told what they are: of the prompt, and what this request has computed itself."""
+        return max(0, min(self.length, max(len(self.chain) * self.unit, self.at))) if self.chain else 0
+
+    def content(self, end: int) -> int:
+        """What stands for the tokens [0, end); own to this request where it was not told; 0 if nothing was told."""
+        if not self.chain:
+            return 0
+        count = -(-end // self.unit)
+        if count > len(self.chain):
+            return hash((self.uid, end, "own")) or 1
+        last = self.chain[count - 1]
+        return last if end == count * self.unit else hash((last, end)) or 1
+
+
+@dataclass(slots=True)
+class GroupState:
+    """One cache group: its description, kind in the tables, what it needs to resume, and rows by event and name."""
+
+    index: int
+    spec: GroupSpec
+    kind: str
+    need: Group
+    covers: str
+    states: bool
+
+    def low(self, position: int) -> int:
+        """First position that computing from ``position`` on still needs."""
+        return self.need.need(position, position)[0]
+
+
+class Row:
+    """A compiled row as the oracle fires it: ``call(pool, *entities, *inputs)``, and how often it was fired."""
+
+    __slots__ = ("call", "count", "event", "name")
+
+    def __init__(self, compiled: Compiled) -> None:
+        self.call, self.event, self.name, self.count = compiled.call, compiled.event, row_name(compiled.event), 0
+
+
+@dataclass(slots=True)
+class Tier:
+    """One tier: its machine (for its caps), pool, blocks of each group by number, and numbers that are lost."""
+
+    name: str
+    machine: Machine
+    pool: Any
+    blocks: list[dict[int, Block]]
+    lost: list[set[int]]
+    segment: list[Any]
+    spare: list[list[Block]]
+    rows: list[tuple[str, Row]]
+
+
+@dataclass(slots=True)
+class Bound:
+    """The rows that one event may fire: of each group's blocks, of everything else, by row name."""
+
+    group: list[dict[str, Row]]
+    other: dict[str, Row]

@@ -1,0 +1,271 @@
+"""What the oracle knows: blocks of each tier, requests, and the rows that may be fired for each event.
+
+Every judgement is a row of the tables: ``State.fire`` and the compiled rows of a ``Bound``. This module keeps the
+books: which entity an event means, what the slots hold. What it was not told it does not judge: a block or request of
+which a row was refused is *lost*, and nothing about it is judged until it is taken anew.
+"""
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hybridkv_ref.compile_py import attribute
+from hybridkv_ref.errors import InputError
+from hybridkv_ref.event_map import load_event_map
+from hybridkv_ref.events import DEVICE, GroupSpec, Header
+from hybridkv_ref.machine import World
+from hybridkv_ref.models import load_model
+from hybridkv_ref.oracle_records import (
+    REMEMBERED,
+    SPARE,
+    UNTOLD,
+    Block,
+    Bound,
+    GroupState,
+    Place,
+    Refusal,
+    Request,
+    Row,
+    Tier,
+    machine_of,
+    maker,
+)
+from hybridkv_ref.oracle_tables import kind_name, oracle_tables
+from hybridkv_ref.paths import SPEC_DIR
+from hybridkv_ref.recovery import cache_group, entries
+from hybridkv_ref.tables import Tables
+
+
+def group_specs(header: Header, spec: Path = SPEC_DIR) -> tuple[GroupSpec, ...]:
+    """The groups of a trace: those of its header, else those of its model; InputError where neither says any."""
+    if header.groups:
+        return header.groups
+    if header.model is None:
+        raise InputError("header: neither groups nor a model")
+    model = load_model(header.model, spec)
+    return tuple(
+        GroupSpec(g.name, g.kind, g.block_tokens or model.alignment, g.ratio or 1, g.halo or 0, g.span or 0)
+        for g in model.groups
+    )
+
+
+@dataclass
+class State:
+    """Everything that the oracle knows. ``hidden`` counts the rows of hidden steps."""
+
+    header: Header
+    spec: Path = SPEC_DIR
+    index: int = 0
+    event: str = ""
+    refusals: list[Refusal] = field(default_factory=list)
+    failed: set[str] = field(default_factory=set)
+    hidden: int = 0
+    peak: int = 1
+    skipped: int = 0
+
+    def __post_init__(self) -> None:
+        specs = group_specs(self.header, self.spec)
+        self.tables: Tables = oracle_tables(specs, self.spec)
+        self.map = load_event_map(self.spec)
+        self.claims = frozenset(self.header.capabilities)
+        for claim in self.claims - self.map.capabilities.keys():
+            raise InputError(
+                f"header: capabilities: no capability '{claim}' (known: {', '.join(self.map.capabilities)})"
+            )
+        rows = {e.row for e in self.tables.events}
+        needs = entries(self.spec)[1]
+        self.groups = [
+            self._group(i, g, rows, needs[g.kind].params if g.kind in needs else ()) for i, g in enumerate(specs)
+        ]
+        self.by_name = {g.spec.name: g for g in self.groups}
+        self.tiers: dict[str, Tier] = {}
+        self.device = self.tier(DEVICE)
+        self.machine, self.pool = self.device.machine, self.device.pool
+        per_kind = [f"{n}.{g.kind}" for g in self.groups for n in ("group", "ahead", "abi", "uses")]
+        self._record = maker(self.machine, "request", "", ("id", "length", "kernel", *per_kind))
+        self._rigid = {attribute(n): 0 for n in per_kind}
+        for g in self.groups:
+            self._rigid |= {attribute(f"group.{g.kind}"): g.index, attribute(f"ahead.{g.kind}"): g.spec.ahead}
+            self._rigid[attribute(f"uses.{g.kind}")] = g.spec.reuse
+        self.lease = maker(self.machine, "lease", "")
+        lease_sets = self.tables.sets["lease"]
+        self.holding = frozenset(lease_sets["HELD"]) | frozenset(lease_sets["WRITES"])
+        self.requests: dict[str, Request] = {}
+        self.ended: OrderedDict[str, int] = OrderedDict()
+        self.epochs: Counter[tuple[str, str]] = Counter()
+        self.uids = 0
+        self.strides: dict[str, int] = {}
+        units = [g.spec.block for g in self.groups if g.spec.reuse]
+        self.alignment = self.header.alignment or math.lcm(*units)
+        self.unit = self.header.unit or math.gcd(*units) or 1
+        self.names = World(self.machine)
+        self.names.pool = self.pool
+
+    def _group(self, index: int, spec: GroupSpec, rows: set[str], params: tuple[str, ...]) -> GroupState:
+        if spec.block < 1:
+            raise InputError(f"header: groups.{spec.name}.block: expected at least 1 token, got {spec.block}")
+        geometry = {"ratio": spec.ratio, "halo": spec.halo, "window": spec.window}
+        need = cache_group(spec.name, spec.kind, spec.block, {p: geometry[p] for p in params}, self.spec)
+        covers = f"covers_{spec.kind}" if f"covers_{spec.kind}" in rows else "covers"
+        return GroupState(index, spec, kind_name(spec.name), need, covers, need.exact and need.miss == "prefill")
+
+    def tier(self, name: str) -> Tier:
+        """The tier of this name; made with its caps when first named."""
+        if name not in self.tiers:
+            limits, constants = self.header.limits, dict.fromkeys(self.tables.constants, UNTOLD)
+            constants |= {"RESERVE": 0, "RATIO": 1, "HALO": 0, "PROBE": -1}
+            constants |= {"IN_ORDER": int("in_order" in self.claims)}
+            if limits.pipeline:
+                constants["PIPELINE"] = limits.pipeline
+            if limits.preempts:
+                constants["MAX_PREEMPTS"] = limits.preempts
+            for g in self.groups:
+                cap = g.spec.capacity - 1 if name == DEVICE and g.spec.capacity else limits.tiers.get(name, 0)
+                constants[f"{g.kind}.CAP"] = cap or UNTOLD
+                constants[f"{g.kind}.UNIT"], constants[f"{g.kind}.ENTRY"] = g.spec.block, int(not g.states)
+            known = tuple((n, v) for n, v in constants.items() if n in self.tables.constants)
+            machine = machine_of(self.tables, known)
+            made = [maker(machine, "segment", g.kind, ("group",)) for g in self.groups]
+            pool = World(machine).pool
+            if name != DEVICE:
+                pool.model_epoch = self.pool.model_epoch
+            rows = [
+                (c.event.kinds.get("self") or c.event.kinds.get("dst", ""), Row(c)) for c in machine.events.values()
+            ]
+            self.tiers[name] = Tier(
+                name, machine, pool, [{} for _ in made], [set() for _ in made], made, [[] for _ in made], rows
+            )
+        return self.tiers[name]
+
+    def bind(self, event: str, tier: str = DEVICE) -> Bound:
+        """The rows that an event of this form may fire, and no others."""
+        allowed = self.map.rows[event]
+        group: list[dict[str, Row]] = [{} for _ in self.groups]
+        other: dict[str, Row] = {}
+        kinds = {g.kind: g.index for g in self.groups}
+        for kind, row in self.tier(tier).rows:
+            if row.name in allowed:
+                if kind:
+                    group[kinds[kind]][row.name] = row
+                else:
+                    other[row.name] = row
+        return Bound(group, other)
+
+    # -- entities --------------------------------------------------------------------------------------------------
+
+    def new_record(self, uid: int, length: int, kernel: bool = True) -> Any:
+        """A request's record in its first stage."""
+        return self._record(id=uid, length=length, kernel=kernel, **self._rigid)
+
+    def request(self, name: str) -> Request:
+        """The request of this name; one that never arrived is of unknown tokens and unknown length."""
+        found = self.requests.get(name)
+        return found if found is not None else self.arrive(name, UNTOLD)
+
+    def arrive(self, name: str, length: int, kernel: bool = True) -> Request:
+        """A new life of this name."""
+        self.uids += 1
+        made = Request(name, self.uids, self.new_record(self.uids, length, kernel), length, self.unit)
+        made.life = self.ended.pop(name, -1) + 1
+        self.requests[name] = made
+        return made
+
+    def forget(self, request: Request) -> None:
+        """A life is over and holds nothing."""
+        del self.requests[request.name]
+        self.ended[request.name] = request.life
+        if len(self.ended) > REMEMBERED:
+            self.ended.popitem(last=False)
+
+    def block(self, tier: Tier, group: GroupState, number: int) -> Block | None:
+        """The block of this number, empty if it was never named; None if it is lost."""
+        found = tier.blocks[group.index].get(number)
+        if found is None:
+            if number in tier.lost[group.index]:
+                self.skipped += 1
+                return None
+            spare = tier.spare[group.index]
+            if spare:
+                found = spare.pop()
+                found.number = number
+            else:
+                found = Block(number, tier.segment[group.index](group=group.index))
+            tier.blocks[group.index][number] = found
+        return found
+
+    def rest(self, tier: Tier, group: GroupState, block: Block) -> None:
+        """An empty block of which nobody knows: its record may stand for another one."""
+        if tier.blocks[group.index].pop(block.number, None) is block and len(tier.spare[group.index]) < SPARE:
+            block.tokens = block.domain = block.content = 0
+            block.key = ""
+            tier.spare[group.index].append(block)
+
+    def lose(self, tier: Tier, group: GroupState, block: Block) -> None:
+        """Nothing about this block is judged any more until it is taken anew; nor is it charged to anybody."""
+        if tier.blocks[group.index].pop(block.number, None) is not None:
+            used = attribute(f"{group.kind}.used")
+            setattr(tier.pool, used, getattr(tier.pool, used) - block.segment.mem)
+            tier.pool.gpu_used -= block.segment.mem
+        tier.lost[group.index].add(block.number)
+
+    def lose_request(self, request: Request) -> None:
+        """Nothing about this request is judged any more, nor about the blocks that it held and who else held them."""
+        request.lost, request.running = True, False
+        others: set[int] = set()
+        for tier in self.tiers.values():
+            for group in self.groups:
+                for block in list(tier.blocks[group.index].values()):
+                    lease = block.leases.get(request.uid)
+                    if lease is not None and lease.stage not in self.holding:
+                        del block.leases[request.uid]
+                    elif lease is not None or block.owner is request:
+                        others |= {uid for uid, other in block.leases.items() if other.stage in self.holding}
+                        self.lose(tier, group, block)
+        for other in [r for r in self.requests.values() if r.uid in others and not r.lost]:
+            self.lose_request(other)
+
+    def named(self, name: str) -> GroupState:
+        """The group of this name; InputError where the header has none."""
+        try:
+            return self.by_name[name]
+        except KeyError:
+            raise InputError(f"no group '{name}' in the header (known: {', '.join(self.by_name)})") from None
+
+    # -- judging ---------------------------------------------------------------------------------------------------
+
+    def fire(self, row: Row, *arguments: Any, segment: Place = "", pool: Any = None) -> bool:
+        """Fires a row; False, with a refusal noted, where a guard is false."""
+        row.count += 1
+        if (index := row.call(pool or self.pool, *arguments)) < 0:
+            return True
+        self.refuse(row, index, arguments, segment, pool)
+        return False
+
+    def fire_all(self, rows: Mapping[str, Row], checks: Iterable[tuple[str, tuple[int, ...]]], segment: Place) -> bool:
+        """Fires each of these rows with its inputs, also after one was refused; whether all were legal."""
+        results = [self.fire(rows[row], *values, segment=segment) for row, values in checks]
+        return all(results)
+
+    def fired(self) -> Counter[str]:
+        """How often each row was fired, by name."""
+        found: Counter[str] = Counter()
+        for tier in self.tiers.values():
+            for _, row in tier.rows:
+                if row.count:
+                    found[row.name] += row.count
+        return found
+
+    def refuse(self, row: Row, index: int, arguments: tuple[Any, ...], segment: Place, pool: Any = None) -> None:
+        """Notes a refusal."""
+        event, where = row.event, segment if isinstance(segment, str) else f"{segment[0]}:{segment[1]}"
+        guard, count = event.guards[index], len(event.roles)
+        inputs = dict(zip(event.inputs, arguments[count:], strict=True))
+        self.names.pool = self.pool if pool is None else pool
+        values = self.names.values(guard.expr, event, arguments[:count], inputs)
+        self.failed.update(self.map.broken(event, guard))
+        self.refusals.append(
+            Refusal(self.index, self.event, event.id, self.map.broken(event, guard), where, guard.text, values)
+        )

@@ -1,0 +1,175 @@
+"""Steps: what a request writes and reads, dispatched and completed apart, and drafts that are accepted or refused."""
+
+from typing import Any
+
+from hybridkv_ref.events import Accept, Complete, Dispatch, Draft, Reject, Span
+from hybridkv_ref.oracle_blocks import Blocks
+from hybridkv_ref.oracle_hits import Hits
+from hybridkv_ref.oracle_records import Block, GroupState, Request
+from hybridkv_ref.oracle_state import State
+
+Ran = tuple[GroupState, Block, Any, Any, bool]
+"""What a step used: group, block, lease, record, whether it wrote."""
+
+
+class Steps:
+    """Steps in flight by name; ``windows`` are those that layers declared, ``replays`` graphs that run in a step."""
+
+    def __init__(self, state: State, hits: Hits, blocks: Blocks) -> None:
+        self.state, self.hits, self.writes = state, hits, blocks.writes
+        self.on = {name: state.bind(name) for name in ("dispatch", "complete", "accept", "reject")}
+        self.steps: dict[str, list[Ran]] = {}
+        self.at: dict[str, int] = {}
+        self.replays: dict[str, list[Any]] = {}
+        self.windows: dict[int, int] = {}
+
+    def dispatch(self, e: Dispatch) -> None:
+        """A step: writes first, since a token attends to itself."""
+        state, request = self.state, self.state.request(e.req)
+        on, ran = self.on["dispatch"], self.steps.setdefault(e.step, [])
+        if request.lost or not self.hits.settle(request):
+            state.skipped += 1
+            return
+        for name, start in e.starts.items():
+            state.fire(on.other["same_start"], e.at if e.at >= 0 else min(e.starts.values()), start, segment=name)
+        if e.at >= 0:
+            self.at[e.step] = e.at
+        for span in e.writes:
+            self.write(span, request, ran)
+        for span in e.reads:
+            self.read(span, request, ran)
+
+    def spans(self, span: Span) -> tuple[GroupState, bool]:
+        """The group of a span, and whether its indices are what they should be."""
+        state, g = self.state, self.state.named(span.group)
+        other, right = self.on["dispatch"].other, True
+        if span.space != "group":
+            right = state.fire(other["index_type"], False, segment=span.group)
+        if span.unit not in ("token", "group") and not (span.unit == "entry" and g.spec.ratio > 1):
+            right = state.fire(other["length_unit"], False, segment=span.group) and right
+        elif span.unit == "token":
+            other["length_unit"].count += 1
+        if span.window >= 0 and span.layer in self.windows:
+            right = state.fire(other["own_window"], span.window, self.windows[span.layer], segment=span.group) and right
+        if span.layout and g.spec.layout:
+            right = state.fire(other["same_layout"], int(span.layout != g.spec.layout), segment=span.group) and right
+        return g, right
+
+    def write(self, span: Span, request: Request, ran: list[Ran]) -> None:
+        """Appends the tokens of a span to its blocks."""
+        state, record = self.state, request.record
+        g, right = self.spans(span)
+        if not right:
+            return
+        rows, size, null = self.on["dispatch"].group[g.index], g.spec.block, state.header.null
+        append, issue = rows["append"], rows["dispatch"]
+        scale = g.spec.ratio if span.unit == "entry" else 1
+        lo, hi = span.lo * scale, span.hi * scale
+        if hi > record.accepted + request.drafts:
+            state.hidden += 1
+            state.fire(self.on["dispatch"].other["confirm"], record, hi - request.drafts)
+        for number in span.blocks:
+            block = state.block(state.device, g, number) if number != null else None
+            if block is None:
+                continue
+            seg = block.segment
+            where = (span.group, number)
+            lease = block.leases.get(request.uid)
+            if lease is None:
+                lease = state.lease()
+            if not hi:
+                at, count = seg.end, seg.start + size - seg.end
+            else:
+                at = max(lo, seg.start)
+                # A state stands for all tokens up to its position: the last block of the span has the step's.
+                whole = g.states and number == span.blocks[-1]
+                count = (hi if whole else min(hi, seg.start + size)) - at
+            if not (
+                state.fire(append, seg, lease, record, at, count, segment=where)
+                and state.fire(issue, seg, lease, record, seg.end, segment=where)
+            ):
+                state.lose(state.device, g, block)
+                continue
+            ran.append((g, block, lease, record, True))
+        request.at = max(request.at, hi)
+
+    def read(self, span: Span, request: Request, ran: list[Ran]) -> None:
+        """The blocks that a step reads, each up to where the span reaches."""
+        state, record = self.state, request.record
+        g, right = self.spans(span)
+        if not right:
+            return
+        issue, null = self.on["dispatch"].group[g.index]["dispatch"], state.header.null
+        hi, last = span.hi * (g.spec.ratio if span.unit == "entry" else 1), 0
+        for number in span.blocks:
+            block = state.block(state.device, g, number) if number != null else None
+            if block is None:
+                continue
+            seg = block.segment
+            lease = block.leases.get(request.uid)
+            if lease is None:
+                lease = state.lease()
+            upto = seg.end if not hi else min(hi, seg.start + g.spec.block)
+            last = max(last, seg.start + g.spec.block)
+            if state.fire(issue, seg, lease, record, upto, segment=(span.group, number)):
+                ran.append((g, block, lease, record, False))
+            else:
+                state.lose(state.device, g, block)
+        if hi and last and not g.states:
+            state.fire(self.on["dispatch"].other["read_inside"], hi, last, segment=span.group)
+
+    def complete(self, e: Complete) -> None:
+        """A step is done; a step that failed has confirmed no write."""
+        state, on = self.state, self.on["complete"]
+        ran = self.steps.pop(e.step, None)
+        replayed = self.replays.pop(e.step, ())
+        for graph in replayed:
+            state.fire(on.other["replayed"], graph, segment=e.step)
+        if not state.fire(on.other["known_step"], ran is not None or bool(replayed), segment=e.step):
+            return
+        at = self.at.pop(e.step, -1)
+        if e.at >= 0 and at >= 0:
+            state.fire(on.other["step_position"], e.at, at, segment=e.step)
+        for g, block, lease, record, wrote in ran or ():
+            rows, seg = on.group[g.index], block.segment
+            where = (g.spec.name, block.number)
+            if wrote and e.ok:
+                state.fire(rows["written"], seg, lease, record, segment=where)
+            state.fire(rows["complete"], seg, lease, record, segment=where)
+
+    # -- drafts ----------------------------------------------------------------------------------------------------
+
+    def draft(self, e: Draft) -> None:
+        """The next written tokens are drafts."""
+        self.state.request(e.req).drafts = e.tokens
+
+    def accept(self, e: Accept) -> None:
+        """The target model confirmed tokens."""
+        state, request = self.state, self.state.request(e.req)
+        if request.lost or not self.hits.settle(request):
+            return
+        request.drafts = 0
+        if e.ids:
+            request.extend(e.ids)
+        if e.to > request.record.accepted:
+            state.fire(self.on["accept"].other["confirm"], request.record, e.to, segment=e.req)
+
+    def reject(self, e: Reject) -> None:
+        """Tokens are given up: the rows of each block that holds some of them."""
+        state, request, on = self.state, self.state.request(e.req), self.on["reject"]
+        if request.lost or not self.hits.settle(request):
+            return
+        request.drafts = 0
+        if e.at >= 0:
+            state.fire(on.other["truncated"], e.at, e.to, segment=e.req)
+        if e.low >= 0:
+            g = state.named(e.group)
+            state.fire(on.other["still_held"], g.low(e.to), e.low, segment=(e.group, e.req))
+        for g in state.groups:
+            reject = on.group[g.index]["reject_drafts"]
+            for block in [b for b in state.device.blocks[g.index].values() if b.writer is request]:
+                seg, lease = block.segment, block.leases.get(request.uid)
+                if lease is not None and lease.stage in self.writes and seg.end > e.to and seg.end > seg.start:
+                    to = max(e.to, seg.start)
+                    state.fire(reject, seg, lease, request.record, to, segment=(g.spec.name, block.number))
+        request.at = min(request.at, e.to)

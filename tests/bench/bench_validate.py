@@ -1,0 +1,93 @@
+"""Events per second of `hybridkv validate`: the conversation trace served block by block, read from a file.
+
+Run as a script; the trace is looked for in $HYBRIDKV_DATA, or in shared/data beside the checkout. The events of a plain
+prefix cache and those of `simulate`, each in two shapes: with the blocks of a call in one event, and with one event per
+block. Prints, per shape: events and rows per second of processor time (reading included, tables loaded before), events,
+blocks and rows, and the peak memory.
+"""
+
+import itertools
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(CHECKOUT / "tests"))
+
+from engine_traces import events_of, header  # noqa: E402
+from simulate_events import Telling  # noqa: E402
+from trace_variants import split  # noqa: E402
+
+from hybridkv_ref.events import Event, Header  # noqa: E402
+from hybridkv_ref.models import load_model  # noqa: E402
+from hybridkv_ref.oracle import Oracle  # noqa: E402
+from hybridkv_ref.request_traces import Request, read_trace  # noqa: E402
+from hybridkv_ref.trace_reader import encode_trace  # noqa: E402
+from hybridkv_ref.validate import validate  # noqa: E402
+
+DATA = Path(os.environ.get("HYBRIDKV_DATA") or CHECKOUT.parent / "shared" / "data")
+TRACE = DATA / "traces" / "mooncake_conversation_trace.jsonl"
+CAPACITY = 20_000
+MODEL, MEMORY = "gemma-3-27b", 1 << 40
+
+
+def write(path: Path, head: Header, events: Iterable[Event]) -> tuple[int, int]:
+    """Writes a trace; gives its events and the blocks that they name."""
+    count = blocks = 0
+    with path.open("wb") as file:
+        file.write(encode_trace(head, []))
+        for event in events:
+            file.write(encode_trace(head, [event]).split(b"\n", 1)[1])
+            count += 1
+            numbers = getattr(event, "blocks", ())
+            blocks += sum(map(len, numbers.values())) if isinstance(numbers, dict) else len(numbers)
+    return count, blocks
+
+
+def simulated(requests: Iterable[Request]) -> tuple[Header, Iterator[Event]]:
+    """The events of `simulate`, as it goes."""
+    simulation = Telling(load_model(MODEL), MEMORY, 512)
+
+    def events() -> Iterator[Event]:
+        for request in requests:
+            simulation.arrive(request)
+            yield from simulation.events
+            simulation.events.clear()
+
+    return simulation.header, events()
+
+
+def main() -> None:
+    """Runs both shapes on the first requests of the trace (all, or as many as the first argument says)."""
+    requests = int(sys.argv[1]) if len(sys.argv) > 1 else 12_031
+    plain = header(512, capacity=CAPACITY)
+    Oracle(plain)
+    with tempfile.TemporaryDirectory() as folder:
+        shapes = (
+            "blocks together",
+            "one event per block",
+            f"simulate {MODEL}",
+            f"simulate {MODEL}, one event per block",
+        )
+        for name in shapes:
+            path = Path(folder, "trace.jsonl")
+            chosen = itertools.islice(read_trace(TRACE), requests)
+            head, events = simulated(chosen) if MODEL in name else (plain, events_of(chosen, plain, CAPACITY))
+            shaped = (e for one in events for _, e in split([(0, one)])) if "one event" in name else events
+            count, blocks = write(path, head, shaped)
+            start = time.process_time()
+            report = validate(str(path))
+            seconds = time.process_time() - start
+            rows, peak = report.coverage.rows_fired, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            print(
+                f"{name}: {count / seconds:,.0f} events/s, {rows / seconds:,.0f} rows/s; {count:,} events, "
+                f"{blocks:,} blocks, {rows:,} rows, {seconds:.1f} s, {report.refusals} refused, peak {peak:.0f} MiB"
+            )
+
+
+if __name__ == "__main__":
+    main()
