@@ -12,7 +12,7 @@ import pytest
 from helpers import add_row, copy_spec, drop
 from test_induction import Tired
 
-from hybridkv_ref import cli
+from hybridkv_ref import cli, terminal
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.loader import build, load_tables
 from hybridkv_ref.model_checks import check, induction, tasks
@@ -239,7 +239,7 @@ def test_an_old_report_stays_whole_until_the_new_one_is(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(InputError, match="No space left"):
-        cli.write_whole(target, b"new")
+        terminal.write_whole(target, b"new")
     assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
     assert target.read_text() == "old"
 

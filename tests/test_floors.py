@@ -190,7 +190,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "decoder_weights",
     ),
     "conformance": ("table_rules",),
-    "front": ("", "cli"),
+    "front": ("", "cli", "commands", "terminal"),
 }
 
 # (from, to): rooms of one floor of which the first may import the second.
@@ -340,7 +340,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "kernels": ("kernels", "kernels.copy"),
     "allocator": ("allocator",),
     "oracle": ("oracle",),
-    "front": ("", "cli"),
+    "front": ("", "cli", "commands", "terminal"),
     "conformance": ("conformance",),
 }
 
