@@ -29,7 +29,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Failure text of each test of the child session by its name, empty where it passed."""
     report = tmp_path_factory.mktemp("interpreted") / "report.xml"
     command = [
-        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}",
+        sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", f"--junitxml={report}",
         str(FOLDER / "interpreted_session.py"),
     ]  # fmt: skip
     done = subprocess.run(
