@@ -1,0 +1,484 @@
+"""vLLM's KV-cache manager as events: ``attach`` watches a real ``KVCacheManager``, ``build`` makes one from our geometry.
+
+Only public calls of the manager are watched, and what can be seen after each: block tables, hashes, reference counts,
+the free count and the published events. A call becomes the events that it stands for, in the order of its effects:
+blocks left behind, pins, entries that leave the index, new blocks, the step that the blocks are for, entries that come.
+Nothing here says what is legal.
+
+Hidden from the manager, and told as follows: a step is done when the caller's computed position, less what it says is
+in flight, has passed it, or when the caller frees the request. Tokens that a connector delivers are a transfer from a
+peer where caching is delayed, else a step that writes. Blocks lent twice under several groups count once per group.
+"""
+
+import inspect
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hybridkv_ref.errors import InputError
+from hybridkv_ref.events import (
+    Abort,
+    Accept,
+    Allocate,
+    Arrive,
+    Complete,
+    Dispatch,
+    Draft,
+    Engine,
+    Event,
+    Finish,
+    Free,
+    GroupSpec,
+    Header,
+    KeyPublish,
+    KeyRemove,
+    Lookup,
+    Measure,
+    Part,
+    Pin,
+    Preempt,
+    Reject,
+    Reset,
+    Span,
+    TransferBegin,
+    TransferEnd,
+    TransferFail,
+)
+from hybridkv_ref.models import Model
+from hybridkv_ref.paths import SPEC_DIR
+from hybridkv_ref.recovery import Group, cache_group, entries
+from hybridkv_ref.spec_files import read_toml
+
+FILE = "engines/vllm.toml"
+CLAIMS = ("blocks", "reuse", "index", "steps", "in_order")
+"""What a trace of this adapter shows."""
+
+NEEDED: dict[str, tuple[str, ...]] = {
+    "get_computed_blocks": ("request",),
+    "allocate_slots": ("request", "num_new_tokens", "num_new_computed_tokens", "new_computed_blocks"),
+    "free": ("request",),
+    "take_events": (),
+}
+OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
+    "delayed caching of external tokens": {
+        "allocate_slots": ("num_external_computed_tokens", "delay_cache_blocks"),
+        "cache_blocks": ("request", "num_computed_tokens"),
+    },
+    "look-ahead": {"allocate_slots": ("num_lookahead_tokens",)},
+    "admission of whole sequences": {"allocate_slots": ("full_sequence_must_fit",)},
+    "eviction by block": {"evict_blocks": ("block_ids",)},
+    "reset": {"reset_prefix_cache": ()},
+    "sliding outside of an allocation": {"remove_skipped_blocks": ("request_id",)},
+    "same-step hits of states": {"new_step_starts": ()},
+}
+
+
+def _lacks(cls: type, calls: dict[str, tuple[str, ...]]) -> list[str]:
+    missing = []
+    for name, parameters in calls.items():
+        call = getattr(cls, name, None)
+        known = inspect.signature(call).parameters if call is not None else {}
+        missing += [name] if call is None else [f"{name}({p})" for p in parameters if p not in known]
+    return missing
+
+
+def capabilities(cls: type) -> tuple[list[str], dict[str, list[str]]]:
+    """(features, missing calls or parameters by feature) of a manager's class; InputError where the base is missing."""
+    if lacking := _lacks(cls, NEEDED):
+        raise InputError(f"{cls.__module__}.{cls.__qualname__}: not a manager that can be watched: no {', '.join(lacking)}")
+    missing = {feature: lost for feature, calls in OPTIONAL.items() if (lost := _lacks(cls, calls))}
+    return [f for f in OPTIONAL if f not in missing], missing
+
+
+def _accepted(call: Callable[..., Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in wanted.items() if name in inspect.signature(call).parameters}
+
+
+# ---- building an engine from geometry --------------------------------------------------------------------------------
+
+
+def build(model: Model, num_blocks: int, max_model_len: int, unit: int = 0, **options: Any) -> tuple[Any, Header]:
+    """A real manager for a model's groups, events on, and the header of its trace.
+
+    ``num_blocks`` counts the null block, which all groups share as they share the pool. ``unit``: tokens of a block of
+    a group whose geometry names none (a state's), default the model's alignment. ``options`` go to the manager where it
+    knows them; ``retention`` and ``eagle`` (group names) go to its configuration.
+    """
+    from math import gcd, lcm
+
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.kv_cache_utils import init_none_hash
+    from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+
+    capabilities(KVCacheManager)
+    register_all_kvcache_specs(None)
+    init_none_hash(sha256)
+    eagle = options.pop("eagle", ())
+    groups = []
+    for group in model.groups:
+        marked = {"is_eagle_group": group.name in eagle} if eagle else {}
+        layers = [f"{group.name}.{i}" for i in range(group.layers)]
+        groups.append(KVCacheGroupSpec(layers, _spec(group, unit or model.alignment), **marked))
+    retention = {"prefix_cache_retention_interval": options.pop("retention", None)}
+    config = KVCacheConfig(num_blocks, [], groups, **_accepted(KVCacheConfig, retention))
+    sizes = [g.kv_cache_spec.block_size for g in groups]
+    known = {"scheduler_block_size": lcm(*sizes), "hash_block_size": gcd(*sizes), "enable_kv_cache_events": True}
+    manager = KVCacheManager(config, max_model_len, **_accepted(KVCacheManager.__init__, known | options))
+    return manager, describe(config, model, known["hash_block_size"])
+
+
+def _spec(group: Any, unit: int) -> Any:
+    import torch
+    from vllm.v1 import kv_cache_interface as kv
+
+    size, head = group.block_tokens or unit, {"num_kv_heads": 1, "head_size": 64, "dtype": torch.bfloat16}
+    if group.shape == "state":
+        return kv.MambaSpec(size, ((64,),), (torch.float32,), mamba_cache_mode="align")
+    if group.shape == "window":
+        return kv.SlidingWindowSpec(block_size=size, sliding_window=group.span, **head)
+    if group.shape == "ring":
+        return kv.SlidingWindowMLASpec(block_size=size, sliding_window=group.ratio + group.halo, **head)
+    if group.ratio == 1 and group.dtype_of == "kv":
+        return kv.FullAttentionSpec(block_size=size, **head)
+    return kv.MLAAttentionSpec(block_size=size, tokens_per_state=group.ratio, **head)
+
+
+def describe(config: Any, model: Model | None, unit: int, spec: Path = SPEC_DIR) -> Header:
+    """The header for a manager's configuration: groups as our geometry has them, else as its own specs say."""
+    import vllm
+
+    kinds, groups = read_toml(spec / FILE, FILE)["kinds"], []
+    for index, group in enumerate(config.kv_cache_groups):
+        own = group.kv_cache_spec
+        shared = {"block": own.block_size, "reuse": bool(getattr(own, "prefix_cacheable", True))}
+        if model is not None:
+            g = model.groups[index]
+            groups.append(GroupSpec(g.name, g.kind, ratio=g.ratio or 1, halo=g.halo or 0, window=g.span or 0, **shared))
+            continue
+        kind = next((kinds[c.__name__] for c in type(own).__mro__ if c.__name__ in kinds), None)
+        if kind is None:
+            raise InputError(f"{FILE}:kinds: no kind for the engine's {type(own).__name__}")
+        window = getattr(own, "sliding_window", None) or getattr(own, "attention_chunk_size", None) or 0
+        ratio = int(getattr(own, "tokens_per_state", 1))
+        groups.append(GroupSpec(f"group{index}", kind, ratio=max(ratio, 1), window=window, **shared))
+    engine, name = Engine("vllm", str(getattr(vllm, "__version__", ""))), model.name if model else None
+    return Header("hybridkv.events/1", engine=engine, model=name, unit=unit, groups=tuple(groups), capabilities=CLAIMS)
+
+
+# ---- watching --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Life:
+    """What was last seen of a request: its tables, tokens told, positions dispatched and done, steps in flight."""
+
+    tables: list[list[int]]
+    stored: list[int]
+    told: int
+    sent: int = 0
+    used: int = -1
+    steps: deque[tuple[str, int]] = field(default_factory=deque)
+    load: str = ""
+
+
+class Attached:
+    """Watches one manager and tells ``sink`` each event. ``missing`` names what this release cannot show."""
+
+    def __init__(self, manager: Any, header: Header, sink: Callable[[Event], object], spec: Path = SPEC_DIR) -> None:
+        from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
+
+        self.manager, self.header, self.sink = manager, header, sink
+        self.missing = capabilities(type(manager))[1]
+        self.unit, self.names, self.pool = header.unit, [g.name for g in header.groups], manager.block_pool
+        self.key = lambda found: _text(maybe_convert_block_hash(get_block_hash(found)))
+        params = entries(spec)[1]
+        self.needs: list[Group] = []
+        for g in header.groups:
+            known = {"ratio": g.ratio, "halo": g.halo, "window": g.window}
+            self.needs.append(cache_group(g.name, g.kind, g.block, {p: known[p] for p in params[g.kind].params}, spec))
+        self.lives: dict[str, Life] = {}
+        self.held: list[Counter[int]] = [Counter() for _ in self.names]
+        self.entries: dict[tuple[int, str], list[int]] = {}
+        self.named: dict[int, set[tuple[int, str]]] = {}
+        self.taken: list[Any] = []
+        self.count = 0
+        self.calls = {n: getattr(manager, n) for n in _WATCHED if hasattr(manager, n)}
+        for name in self.calls:
+            setattr(manager, name, getattr(self, f"_{name}"))
+
+    def detach(self) -> None:
+        """The manager is as it was."""
+        for name in self.calls:
+            delattr(self.manager, name)
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def _ids(self, request: Any, lo: int, hi: int) -> list[int]:
+        tokens, unit = request.all_token_ids, self.unit
+        return [hash(tuple(tokens[i : i + unit])) for i in range(lo - lo % unit, hi - unit + 1, unit)]
+
+    def _life(self, request: Any) -> Life:
+        life = self.lives.get(request.request_id)
+        if life is None:
+            count = request.num_tokens
+            adapter, salt = getattr(request, "lora_request", None), getattr(request, "cache_salt", None)
+            domain = {"adapter": adapter.lora_name} if adapter else {}
+            domain |= {"salt": salt} if salt else {}
+            for part in getattr(request, "mm_features", None) or ():
+                domain[f"media{part.mm_position.offset}"] = str(part.identifier)
+            self.sink(Arrive(request.request_id, count, self._ids(request, 0, count), domain))
+            life = Life([[] for _ in self.names], [0] * len(self.names), count)
+            self.lives[request.request_id] = life
+        return life
+
+    def _progress(self, request: Any, life: Life) -> None:
+        """Steps that the caller counts as done, tokens that it accepted, drafts that it gave up."""
+        name, at = request.request_id, request.num_computed_tokens
+        done = at - getattr(request, "num_in_flight_tokens", 0)
+        drafts = life.sent > at
+        while life.steps and (life.steps[0][1] <= done or drafts):
+            self.sink(Complete(life.steps.popleft()[0]))
+        if request.num_tokens > life.told:
+            known = life.told - life.told % self.unit
+            self.sink(Accept(name, min(at, request.num_tokens), self._ids(request, known, request.num_tokens)))
+            life.told = request.num_tokens
+        if drafts:
+            self.sink(Reject(name, at))
+            life.sent = at
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def _get_computed_blocks(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        result = self.calls["get_computed_blocks"](request, *args, **kwargs)
+        self._look(request, result[0], result[1])
+        self._index(None, None)
+        return result
+
+    def _look(self, request: Any, blocks: Any, used: int) -> None:
+        life = self._life(request)
+        life.used = used
+        groups = zip(self.names, blocks.blocks, strict=True) if used else ()
+        found = {name: [b.block_id for b in group] for name, group in groups if group}
+        self.sink(Lookup(request.request_id, used, blocks=found))
+
+    def _allocate_slots(self, request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
+        call = self.calls["allocate_slots"]
+        given = inspect.signature(call).bind(request, num_new_tokens, *args, **kwargs).arguments
+        life, start = self._life(request), request.num_computed_tokens
+        self._progress(request, life)
+        local, outside = given.get("num_new_computed_tokens", 0), given.get("num_external_computed_tokens", 0)
+        hits = given.get("new_computed_blocks")
+        new = not any(life.tables)
+        if new and local != max(life.used, 0):
+            self._look(request, hits, local)
+        result = call(request, num_new_tokens, *args, **kwargs)
+        cached = [{b.block_id for b in g} for g in hits.blocks] if hits is not None and new else []
+        pinned, taken = self._moved(request.request_id, life, cached)
+        for index, numbers in pinned:
+            self.sink(Pin(request.request_id, self.names[index], numbers))
+        stored = self._index(request.request_id, life, stop_at_stored=True)
+        for index, at, numbers in taken:
+            self.sink(Allocate(request.request_id, self.names[index], numbers, at * self.header.groups[index].block))
+        if result is not None:
+            begin = start + local + outside
+            if outside:
+                self._external(request.request_id, life, start + local, begin, given.get("delay_cache_blocks", False))
+            if num_new_tokens:
+                self._step(request, life, begin, begin + num_new_tokens, first=new)
+            life.used = -1
+        self._publish(request.request_id, life, stored)
+        self._balance()
+        return result
+
+    def _step(self, request: Any, life: Life, lo: int, hi: int, first: bool) -> None:
+        """What is written, and what is read before it: a group that keeps everything is told whole only once."""
+        name = request.request_id
+        if hi > request.num_tokens:
+            self.sink(Draft(name, hi - max(lo, request.num_tokens)))
+        reads = []
+        for index, need in enumerate(self.needs):
+            low, size = need.need(lo, lo)[0], need.unit
+            if lo and (low or first) and self.header.groups[index].reuse:
+                blocks = life.tables[index][low // size : -(-lo // size)]
+                reads.append(Span(need.name, blocks, low, lo))
+        self._dispatch(name, life, lo, hi, reads)
+        life.steps.append((f"{name}#{self.count}", hi))
+        life.sent = hi
+
+    def _dispatch(self, name: str, life: Life, lo: int, hi: int, reads: list[Span]) -> None:
+        self.count += 1
+        writes = []
+        for index, group in enumerate(self.header.groups):
+            if group.reuse:
+                blocks = life.tables[index][lo // group.block : -(-hi // group.block)]
+                writes.append(Span(group.name, blocks, lo, hi))
+        self.sink(Dispatch(f"{name}#{self.count}", name, reads, writes))
+
+    def _external(self, name: str, life: Life, lo: int, hi: int, delayed: bool) -> None:
+        if not delayed:
+            self._dispatch(name, life, lo, hi, [])
+            self.sink(Complete(f"{name}#{self.count}"))
+            return
+        self.count += 1
+        life.load, parts = f"load{self.count}", []
+        for index, group in enumerate(self.header.groups):
+            blocks = life.tables[index][lo // group.block : -(-hi // group.block)]
+            if target := [b for b in blocks if b != self.header.null]:
+                parts.append(Part(group.name, [self.count * 100_000 + b for b in target], target))
+        self.sink(TransferBegin(life.load, parts, "peer", req=name))
+        life.sent = hi
+
+    def loaded(self, request: Any, ok: bool = True) -> None:
+        """The connector's tokens have arrived, or will not: the manager is not told, so the caller says so."""
+        life = self.lives[request.request_id]
+        self.sink(TransferEnd(life.load) if ok else TransferFail(life.load))
+        life.load = ""
+
+    def _cache_blocks(self, request: Any, num_computed_tokens: int) -> Any:
+        life = self._life(request)
+        result = self.calls["cache_blocks"](request, num_computed_tokens)
+        self._publish(request.request_id, life, self._index(request.request_id, life, stop_at_stored=True))
+        return result
+
+    def _free(self, request: Any) -> Any:
+        name, life = request.request_id, self._life(request)
+        over = request.is_finished()
+        self._progress(request, life)
+        for step, _ in life.steps:
+            self.sink(Complete(step))
+        if life.load:
+            self.loaded(request, False)
+        result = self.calls["free"](request)
+        aborted = over and "ABORT" in request.status.name
+        self.sink(Abort(name) if aborted else Finish(name) if over else Preempt(name))
+        self._moved(name, life, [])
+        if any(life.tables):
+            raise InputError(f"{name}: the manager still has blocks of a request that it freed")
+        told = life.told
+        del self.lives[name]
+        if not over:
+            self.lives[name] = Life([[] for _ in self.names], [0] * len(self.names), told)
+        self._index(None, None)
+        self._balance()
+        return result
+
+    def _remove_skipped_blocks(self, request_id: str, *args: Any, **kwargs: Any) -> Any:
+        result = self.calls["remove_skipped_blocks"](request_id, *args, **kwargs)
+        if request_id in self.lives:
+            self._moved(request_id, self.lives[request_id], [])
+            self._balance()
+        return result
+
+    def _evict_blocks(self, block_ids: set[int]) -> Any:
+        result = self.calls["evict_blocks"](block_ids)
+        self._index(None, None)
+        return result
+
+    def _reset_prefix_cache(self) -> Any:
+        result = self.calls["reset_prefix_cache"]()
+        self._index(None, None)
+        return result
+
+    def _take_events(self) -> list[Any]:
+        self._index(None, None)
+        taken, self.taken = self.taken, []
+        return taken
+
+    # -- what can be seen ------------------------------------------------------------------------------------------
+
+    def _moved(
+        self, name: str, life: Life, cached: Sequence[set[int]]
+    ) -> tuple[list[tuple[int, list[int]]], list[tuple[int, int, list[int]]]]:
+        """Tells what left a request's tables; gives what came: (group, pinned blocks), (group, index, new blocks)."""
+        pinned, taken, null = [], [], self.header.null
+        for index, blocks in enumerate(self.manager.coordinator.get_blocks(name)):
+            old, new = life.tables[index], [b.block_id for b in blocks]
+            if old == new:
+                continue
+            held, shared = self.held[index], cached[index] if cached else ()
+            gone = [o for i, o in enumerate(old) if o != null and (i >= len(new) or new[i] != o)]
+            came = [(i, n) for i, n in enumerate(new) if n != null and (i >= len(old) or old[i] != n)]
+            if gone:
+                held.subtract(gone)
+                self.sink(Free(name, self.names[index], gone[::-1]))
+            held.update(n for _, n in came)
+            if hits := [n for _, n in came if n in shared]:
+                pinned.append((index, hits))
+            fresh = [(i, n) for i, n in came if n not in shared]
+            while fresh:
+                run = [n for place, (i, n) in enumerate(fresh) if i == fresh[0][0] + place]
+                taken.append((index, fresh[0][0], run))
+                fresh = fresh[len(run) :]
+            life.tables[index] = new
+        return pinned, taken
+
+    def _index(self, name: str | None, life: Life | None, stop_at_stored: bool = False) -> list[Any]:
+        """Tells entries that left the index; gives those that came, which belong to the request of the call."""
+        fresh, stored = self.calls["take_events"](), []
+        self.taken += fresh
+        for event in fresh:
+            form = type(event).__name__
+            if form == "BlockRemoved":
+                self._removed(event.group_idx or 0, [_text(h) for h in event.block_hashes])
+            elif form == "BlockStored":
+                stored.append(event)
+            else:
+                self.entries.clear()
+                self.named.clear()
+                for group in self.names:
+                    self.sink(Reset(group))
+        if stored and not stop_at_stored:
+            raise InputError("entries were published by a call that computes nothing")
+        return stored
+
+    def _removed(self, index: int, keys: Iterable[str]) -> None:
+        for key in keys:
+            live = self.entries.get((index, key), [])
+            gone = [n for n in live if (index, key) not in self._hashes(n)] if len(live) > 1 else live
+            number = gone[0] if gone else None
+            if number is not None:
+                live.remove(number)
+                self.named.get(number, set()).discard((index, key))
+            self.sink(KeyRemove(self.names[index], [key], [] if number is None else [number]))
+
+    def _hashes(self, number: int) -> set[tuple[int, str]]:
+        from vllm.v1.core.kv_cache_utils import get_group_id
+
+        found = self.pool.blocks[number].block_hash
+        more = getattr(self.pool, "cached_block_hashes_by_block", {}).get(number, ())
+        return {(get_group_id(h), self.key(h)) for h in (*((found,) if found is not None else ()), *more)}
+
+    def _publish(self, name: str, life: Life, events: list[Any]) -> None:
+        for event in events:
+            index = event.group_idx or 0
+            keys, blocks, at = [_text(h) for h in event.block_hashes], [], life.stored[index]
+            table, null = life.tables[index], self.header.null
+            for key in keys:
+                while at < len(table) and (table[at] == null or (index, key) not in self._hashes(table[at])):
+                    at += 1
+                if at < len(table):
+                    blocks.append(table[at])
+                    self.entries.setdefault((index, key), []).append(table[at])
+            life.stored[index] = min(at + 1, len(table))
+            self.sink(KeyPublish(self.names[index], keys, blocks))
+
+    def _balance(self) -> None:
+        used = sum(sum(1 for n in held.values() if n > 0) for held in self.held)
+        free, capacity = self.pool.get_num_free_blocks(), self.pool.num_gpu_blocks - 1
+        self.sink(Measure("pool", free=free, used=used, capacity=capacity))
+
+
+_WATCHED = (
+    "get_computed_blocks", "allocate_slots", "free", "cache_blocks", "remove_skipped_blocks", "evict_blocks",
+    "reset_prefix_cache", "take_events",
+)  # fmt: skip
+
+
+def _text(key: bytes | int) -> str:
+    return key.hex() if isinstance(key, bytes) else str(key)
