@@ -12,7 +12,7 @@ peer where caching is delayed, else a step that writes. Blocks lent twice under 
 
 import inspect
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -205,7 +205,6 @@ class Attached:
         self.lives: dict[str, Life] = {}
         self.held: list[Counter[int]] = [Counter() for _ in self.names]
         self.entries: dict[tuple[int, str], list[int]] = {}
-        self.named: dict[int, set[tuple[int, str]]] = {}
         self.taken: list[Any] = []
         self.count = 0
         self.calls = {n: getattr(manager, n) for n in _WATCHED if hasattr(manager, n)}
@@ -244,20 +243,21 @@ class Attached:
         drafts = life.sent > at
         while life.steps and (life.steps[0][1] <= done or drafts):
             self.sink(Complete(life.steps.popleft()[0]))
-        if request.num_tokens > life.told:
-            known = life.told - life.told % self.unit
-            self.sink(Accept(name, min(at, request.num_tokens), self._ids(request, known, request.num_tokens)))
-            life.told = request.num_tokens
         if drafts:
+            self.sink(Accept(name, at))
             self.sink(Reject(name, at))
             life.sent = at
+        if request.num_tokens > life.told:
+            known = life.told - life.told % self.unit
+            self.sink(Accept(name, request.num_tokens, self._ids(request, known, request.num_tokens)))
+            life.told = request.num_tokens
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def _get_computed_blocks(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         result = self.calls["get_computed_blocks"](request, *args, **kwargs)
         self._look(request, result[0], result[1])
-        self._index(None, None)
+        self._index()
         return result
 
     def _look(self, request: Any, blocks: Any, used: int) -> None:
@@ -278,11 +278,11 @@ class Attached:
         if new and local != max(life.used, 0):
             self._look(request, hits, local)
         result = call(request, num_new_tokens, *args, **kwargs)
-        cached = [{b.block_id for b in g} for g in hits.blocks] if hits is not None and new else []
+        cached = [[b.block_id for b in g] for g in hits.blocks] if hits is not None and new else []
         pinned, taken = self._moved(request.request_id, life, cached)
         for index, numbers in pinned:
             self.sink(Pin(request.request_id, self.names[index], numbers))
-        stored = self._index(request.request_id, life, stop_at_stored=True)
+        stored = self._index({n for _, _, numbers in taken for n in numbers}, publishes=True)
         for index, at, numbers in taken:
             self.sink(Allocate(request.request_id, self.names[index], numbers, at * self.header.groups[index].block))
         if result is not None:
@@ -343,7 +343,7 @@ class Attached:
     def _cache_blocks(self, request: Any, num_computed_tokens: int) -> Any:
         life = self._life(request)
         result = self.calls["cache_blocks"](request, num_computed_tokens)
-        self._publish(request.request_id, life, self._index(request.request_id, life, stop_at_stored=True))
+        self._publish(request.request_id, life, self._index(publishes=True))
         return result
 
     def _free(self, request: Any) -> Any:
@@ -364,7 +364,7 @@ class Attached:
         del self.lives[name]
         if not over:
             self.lives[name] = Life([[] for _ in self.names], [0] * len(self.names), told)
-        self._index(None, None)
+        self._index()
         self._balance()
         return result
 
@@ -377,23 +377,23 @@ class Attached:
 
     def _evict_blocks(self, block_ids: set[int]) -> Any:
         result = self.calls["evict_blocks"](block_ids)
-        self._index(None, None)
+        self._index()
         return result
 
     def _reset_prefix_cache(self) -> Any:
         result = self.calls["reset_prefix_cache"]()
-        self._index(None, None)
+        self._index()
         return result
 
     def _take_events(self) -> list[Any]:
-        self._index(None, None)
+        self._index()
         taken, self.taken = self.taken, []
         return taken
 
     # -- what can be seen ------------------------------------------------------------------------------------------
 
     def _moved(
-        self, name: str, life: Life, cached: Sequence[set[int]]
+        self, name: str, life: Life, cached: Sequence[list[int]]
     ) -> tuple[list[tuple[int, list[int]]], list[tuple[int, int, list[int]]]]:
         """Tells what left a request's tables; gives what came: (group, pinned blocks), (group, index, new blocks)."""
         pinned, taken, null = [], [], self.header.null
@@ -408,9 +408,10 @@ class Attached:
                 held.subtract(gone)
                 self.sink(Free(name, self.names[index], gone[::-1]))
             held.update(n for _, n in came)
-            if hits := [n for _, n in came if n in shared]:
+            # A block of the hit that the window has passed is not pinned, and may come back as a new one.
+            if hits := [n for i, n in came if i < len(shared) and shared[i] == n]:
                 pinned.append((index, hits))
-            fresh = [(i, n) for i, n in came if n not in shared]
+            fresh = [(i, n) for i, n in came if i >= len(shared) or shared[i] != n]
             while fresh:
                 run = [n for place, (i, n) in enumerate(fresh) if i == fresh[0][0] + place]
                 taken.append((index, fresh[0][0], run))
@@ -418,33 +419,32 @@ class Attached:
             life.tables[index] = new
         return pinned, taken
 
-    def _index(self, name: str | None, life: Life | None, stop_at_stored: bool = False) -> list[Any]:
-        """Tells entries that left the index; gives those that came, which belong to the request of the call."""
+    def _index(self, taken: Set[int] = frozenset(), publishes: bool = False) -> list[Any]:
+        """Tells entries that left the index, of blocks ``taken`` anew first; gives those that came."""
         fresh, stored = self.calls["take_events"](), []
         self.taken += fresh
         for event in fresh:
             form = type(event).__name__
             if form == "BlockRemoved":
-                self._removed(event.group_idx or 0, [_text(h) for h in event.block_hashes])
+                self._removed(event.group_idx or 0, [_text(h) for h in event.block_hashes], taken)
             elif form == "BlockStored":
                 stored.append(event)
             else:
                 self.entries.clear()
-                self.named.clear()
                 for group in self.names:
                     self.sink(Reset(group))
-        if stored and not stop_at_stored:
+        if stored and not publishes:
             raise InputError("entries were published by a call that computes nothing")
         return stored
 
-    def _removed(self, index: int, keys: Iterable[str]) -> None:
+    def _removed(self, index: int, keys: Iterable[str], taken: Set[int]) -> None:
         for key in keys:
             live = self.entries.get((index, key), [])
-            gone = [n for n in live if (index, key) not in self._hashes(n)] if len(live) > 1 else live
+            # A block may be taken and published under the same key again by one call.
+            gone = [n for n in live if n in taken or (index, key) not in self._hashes(n)] if len(live) > 1 else live
             number = gone[0] if gone else None
             if number is not None:
                 live.remove(number)
-                self.named.get(number, set()).discard((index, key))
             self.sink(KeyRemove(self.names[index], [key], [] if number is None else [number]))
 
     def _hashes(self, number: int) -> set[tuple[int, str]]:

@@ -18,7 +18,7 @@ from hybridkv_ref.adapters.vllm import Attached, build
 from hybridkv_ref.events import Event
 from hybridkv_ref.models import load_model
 
-MODELS = {"gpt-oss-20b": 60, "gemma-3-27b": 260, "deepseek-v4-flash": 200, "deepseek-v3.2": 40, "qwen3-next-80b-a3b": 50}
+MODELS = {"gpt-oss-20b": 60, "gemma-3-27b": 260, "deepseek-v4-flash": 900, "deepseek-v3.2": 40, "qwen3-next-80b-a3b": 50}
 """Blocks of the pool by model: room for a few requests."""
 
 
@@ -136,7 +136,8 @@ class Driver:
         if used != best.r:
             self.stats["longer" if used > best.r else "shorter"] += 1
             if used < best.r:
-                self.lost[f"{request.num_tokens - 1},{used},{best.r}"] += 1
+                self.lost[f"{used} of {best.r}"] += 1
+                self.stats["lost_tokens"] += best.r - used
 
     def finish_step(self, request: Any) -> None:
         flight = self.flight[request.request_id]
