@@ -7,19 +7,34 @@ Prints one line of JSON: steps, events, refusals, and what the engine's hits wer
 
 import argparse
 import json
+import math
 import random
 import sys
 import time
 from collections import Counter
 from typing import Any
 
+import msgspec
+
 from hybridkv_ref import Oracle
 from hybridkv_ref.adapters.vllm import Attached, build
 from hybridkv_ref.events import Event
-from hybridkv_ref.models import load_model
+from hybridkv_ref.models import Model, load_model
 
-MODELS = {"gpt-oss-20b": 60, "gemma-3-27b": 260, "deepseek-v4-flash": 900, "deepseek-v3.2": 40, "qwen3-next-80b-a3b": 50}
-"""Blocks of the pool by model: room for a few requests."""
+MODELS = {"gpt-oss-20b": 60, "gemma-3-27b": 260, "deepseek-v4-flash": 900, "deepseek-v3.2": 40, "qwen3-next-80b-a3b": 18,
+          "gpt-oss-20b:32,48": 40}  # fmt: skip
+"""Blocks of the pool by model: room for a few requests. After a colon: block sizes by group, other than the model's."""
+
+
+def geometry(name: str) -> Model:
+    """A model, with other blocks where the name says so."""
+    base, _, sizes = name.partition(":")
+    model = load_model(base)
+    if not sizes:
+        return model
+    blocks = map(int, sizes.split(","))
+    groups = [msgspec.structs.replace(g, block_tokens=b) for g, b in zip(model.groups, blocks, strict=True)]
+    return msgspec.structs.replace(model, groups=tuple(groups))
 
 
 class Driver:
@@ -32,12 +47,12 @@ class Driver:
         from vllm.v1.request import Request, RequestStatus
 
         self.chance, self.depth, self.status = random.Random(seed), depth, RequestStatus
-        model = load_model(name)
+        model = geometry(name)
         self.manager, self.header = build(model, blocks or MODELS[name], 1 << 14, **options)
         self.oracle, self.events, self.refusals = Oracle(self.header), 0, []
         self.trail: list[Event] = []
         self.attached = Attached(self.manager, self.header, self.hear)
-        self.align = max(g.block for g in self.header.groups)
+        self.align = math.lcm(*(g.block for g in self.header.groups))
         self.states = any(g.shape == "state" for g in model.groups)
         self.windows = max([g.window for g in self.header.groups])
         self.hasher = get_request_block_hasher(self.header.unit, sha256)
@@ -136,8 +151,16 @@ class Driver:
         if used != best.r:
             self.stats["longer" if used > best.r else "shorter"] += 1
             if used < best.r:
-                self.lost[f"{used} of {best.r}"] += 1
+                self.lost[f"{used} of {best.r} by {' '.join(self.blamed(request, best.r))}"] += 1
                 self.stats["lost_tokens"] += best.r - used
+
+    def blamed(self, request: Any, best: int) -> list[str]:
+        """The groups of which the engine, asked for each alone, finds less than the best position."""
+        find = getattr(self.manager.coordinator, "find_longest_cache_hit_per_group", None)
+        if find is None:
+            return ["?"]
+        reach = find(request.block_hashes, best)[1]
+        return [g.name for g, r in zip(self.header.groups, reach, strict=True) if r < best]
 
     def finish_step(self, request: Any) -> None:
         flight = self.flight[request.request_id]
@@ -210,6 +233,8 @@ class Driver:
             if cached:
                 self.manager.evict_blocks({c.choice(cached)})
         if c.random() < 0.01:
+            if c.random() < 0.5:
+                self.end()
             self.stats["resets"] += bool(self.manager.reset_prefix_cache())
 
     def land(self, request: Any, ok: bool) -> None:
