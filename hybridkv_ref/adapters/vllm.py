@@ -8,6 +8,7 @@ Nothing here says what is legal.
 Hidden from the manager, and told as follows: a step is done when the caller's computed position, less what it says is
 in flight, has passed it, or when the caller frees the request. Tokens that a connector delivers are a transfer from a
 peer where caching is delayed, else a step that writes. Blocks lent twice under several groups count once per group.
+Entries of a part of a block (``Attached.partial`` counts them) are not told: the events know whole blocks only.
 """
 
 import inspect
@@ -205,6 +206,7 @@ class Attached:
         self.lives: dict[str, Life] = {}
         self.held: list[Counter[int]] = [Counter() for _ in self.names]
         self.entries: dict[tuple[int, str], list[int]] = {}
+        self.partial: Counter[tuple[int, str]] = Counter()
         self.taken: list[Any] = []
         self.count = 0
         self.calls = {n: getattr(manager, n) for n in _WATCHED if hasattr(manager, n)}
@@ -332,7 +334,6 @@ class Attached:
             if target := [b for b in blocks if b != self.header.null]:
                 parts.append(Part(group.name, [self.count * 100_000 + b for b in target], target))
         self.sink(TransferBegin(life.load, parts, "peer", req=name))
-        life.sent = hi
 
     def loaded(self, request: Any, ok: bool = True) -> None:
         """The connector's tokens have arrived, or will not: the manager is not told, so the caller says so."""
@@ -431,6 +432,7 @@ class Attached:
                 stored.append(event)
             else:
                 self.entries.clear()
+                self.partial.clear()
                 for group in self.names:
                     self.sink(Reset(group))
         if stored and not publishes:
@@ -439,6 +441,9 @@ class Attached:
 
     def _removed(self, index: int, keys: Iterable[str], taken: Set[int]) -> None:
         for key in keys:
+            if self.partial[index, key]:
+                self.partial[index, key] -= 1
+                continue
             live = self.entries.get((index, key), [])
             # A block may be taken and published under the same key again by one call.
             gone = [n for n in live if n in taken or (index, key) not in self._hashes(n)] if len(live) > 1 else live
@@ -457,6 +462,9 @@ class Attached:
     def _publish(self, name: str, life: Life, events: list[Any]) -> None:
         for event in events:
             index = event.group_idx or 0
+            if event.block_size % self.header.groups[index].block:
+                self.partial.update((index, _text(h)) for h in event.block_hashes)
+                continue
             keys, blocks, at = [_text(h) for h in event.block_hashes], [], life.stored[index]
             table, null = life.tables[index], self.header.null
             for key in keys:

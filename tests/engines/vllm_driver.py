@@ -252,6 +252,7 @@ class Driver:
     def end(self) -> None:
         for request in list(self.loading):
             self.land(request, False)
+        self.loading.clear()
         for request in list(self.running):
             self.stop(request, self.status.FINISHED_STOPPED)
 
