@@ -40,15 +40,15 @@ def geometry(name: str) -> Model:
 class Driver:
     """A scheduler in small: chunked prefill, decode, drafts, steps in flight, preemption, external tokens."""
 
-    def __init__(self, name: str, seed: int, blocks: int = 0, depth: int = 1, **options: Any) -> None:
+    def __init__(self, name: str, seed: int, blocks: int = 0, depth: int = 1, evict: float = 0.02, **options: Any) -> None:
         from vllm.sampling_params import SamplingParams
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher
         from vllm.v1.request import Request, RequestStatus
 
-        self.chance, self.depth, self.status = random.Random(seed), depth, RequestStatus
+        self.chance, self.depth, self.evict, self.status = random.Random(seed), depth, evict, RequestStatus
         model = geometry(name)
-        self.manager, self.header = build(model, blocks or MODELS[name], 1 << 14, **options)
+        self.manager, self.header = build(model, blocks or MODELS.get(name, 100), 1 << 14, **options)
         self.oracle, self.events, self.refusals = Oracle(self.header), 0, []
         self.trail: list[Event] = []
         self.attached = Attached(self.manager, self.header, self.hear)
@@ -59,7 +59,7 @@ class Driver:
         self.make = lambda n, t, salt: Request(
             n, t, SamplingParams(max_tokens=64), None, block_hasher=self.hasher, cache_salt=salt
         )
-        top = min(6 * self.align + 2 * self.windows, (blocks or MODELS[name]) * min(g.block for g in self.header.groups))
+        top = min(6 * self.align + 2 * self.windows, (blocks or MODELS.get(name, 100)) * min(g.block for g in self.header.groups))
         self.stems = [[self.chance.randrange(1 << 20) for _ in range(top)] for _ in range(3)]
         self.waiting: list[Any] = []
         self.running: list[Any] = []
@@ -228,10 +228,10 @@ class Driver:
             if request.num_output_tokens > c.randint(2, 40) or c.random() < 0.02:
                 ends = (self.status.FINISHED_STOPPED, self.status.FINISHED_ABORTED)
                 self.stop(request, ends[c.random() < 0.3])
-        if c.random() < 0.02:
+        if c.random() < self.evict:
             cached = [b.block_id for b in self.manager.block_pool.blocks if b.block_hash is not None and not b.ref_cnt]
             if cached:
-                self.manager.evict_blocks({c.choice(cached)})
+                self.manager.evict_blocks(set(c.sample(cached, min(len(cached), c.randint(1, 3)))))
         if c.random() < 0.01:
             if c.random() < 0.5:
                 self.end()
@@ -264,11 +264,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--blocks", type=int, default=0)
     parser.add_argument("--depth", type=int, default=1)
+    parser.add_argument("--evict", type=float, default=0.02)
     parser.add_argument("--retention", type=int, default=None)
     parser.add_argument("--show", type=int, default=0)
     a = parser.parse_args()
     begun = time.process_time()
-    driver = Driver(a.model, a.seed, a.blocks, a.depth, **({} if a.retention is None else {"retention": a.retention}))
+    driver = Driver(a.model, a.seed, a.blocks, a.depth, a.evict, **({} if a.retention is None else {"retention": a.retention}))
     for done in range(a.steps):
         driver.step()
         if driver.refusals:
