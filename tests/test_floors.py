@@ -25,6 +25,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("machines", "model_checks"),
     ("recovery", "kernels"),
     ("allocator", "oracle", "simulation"),
+    ("adapters",),
     ("front", "conformance"),
 )
 
@@ -136,6 +137,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "simulate",
     ),
     "conformance": ("table_rules",),
+    "adapters": ("adapters", "adapters.event_stream", "adapters.vllm", "adapters.vllm_build"),
     "front": ("", "cli"),
 }
 
@@ -152,7 +154,7 @@ ONLY = {"kernels": {"errors", "paths", "layouts"}}  # kernels know tensors, not 
 LIBRARIES = {
     "hypothesis": {"conformance"},
     "networkx": {"model_checks"},
-    "torch": {"allocator", "kernels", "conformance"},
+    "torch": {"adapters", "allocator", "kernels", "conformance"},
     "triton": {"kernels"},
     "z3": {"model_checks"},
 }

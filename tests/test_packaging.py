@@ -46,6 +46,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def package_files(source: Path) -> set[str]:
     """The files that every distribution must have, by their path in it."""
     real = {path.relative_to(source) for path in (source / "hybridkv_ref").glob("*.py")}
+    real |= {path.relative_to(source) for path in (source / "hybridkv_ref" / "adapters").glob("*.py")}
     real |= {Path("hybridkv_ref/py.typed")}
     spec = [("spec", suffix) for suffix in (".toml", ".md", ".jsonl")]
     for folder, suffix in (("kernels", ".py"), ("model_checks", ".py"), *spec):

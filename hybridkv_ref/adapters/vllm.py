@@ -1,4 +1,4 @@
-"""vLLM's KV-cache manager as events: ``attach`` watches a real ``KVCacheManager``, ``build`` makes one from our geometry.
+"""vLLM's KV-cache manager as events: ``Attached`` watches a real ``KVCacheManager``; ``vllm_build`` makes one.
 
 Only public calls of the manager are watched, and what can be seen after each: block tables, hashes, reference counts,
 the free count and the published events. A call becomes the events that it stands for, in the order of its effects:
@@ -8,7 +8,7 @@ Nothing here says what is legal.
 Hidden from the manager, and told as follows: a step is done when the caller's computed position, less what it says is
 in flight, has passed it, or when the caller frees the request. Tokens that a connector delivers are a transfer from a
 peer where caching is delayed, else a step that writes. Blocks lent twice under several groups count once per group.
-Entries of a part of a block (``Attached.partial`` counts them) are not told: the events know whole blocks only.
+Entries of a part of a block (``Attached.parts`` counts them) are not told: the events know whole blocks only.
 """
 
 import inspect
@@ -18,41 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from hybridkv_ref import events as ev
 from hybridkv_ref.errors import InputError
-from hybridkv_ref.events import (
-    Abort,
-    Accept,
-    Allocate,
-    Arrive,
-    Complete,
-    Dispatch,
-    Draft,
-    Engine,
-    Event,
-    Finish,
-    Free,
-    GroupSpec,
-    Header,
-    KeyPublish,
-    KeyRemove,
-    Lookup,
-    Measure,
-    Part,
-    Pin,
-    Preempt,
-    Reject,
-    Reset,
-    Span,
-    TransferBegin,
-    TransferEnd,
-    TransferFail,
-)
-from hybridkv_ref.models import Model
+from hybridkv_ref.events import Event, Header
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.recovery import Group, cache_group, entries
-from hybridkv_ref.spec_files import read_toml
 
 FILE = "engines/vllm.toml"
 CLAIMS = ("blocks", "reuse", "index", "steps", "in_order")
@@ -90,89 +60,11 @@ def _lacks(cls: type, calls: dict[str, tuple[str, ...]]) -> list[str]:
 def capabilities(cls: type) -> tuple[list[str], dict[str, list[str]]]:
     """(features, missing calls or parameters by feature) of a manager's class; InputError where the base is missing."""
     if lacking := _lacks(cls, NEEDED):
-        raise InputError(f"{cls.__module__}.{cls.__qualname__}: not a manager that can be watched: no {', '.join(lacking)}")
+        raise InputError(
+            f"{cls.__module__}.{cls.__qualname__}: not a manager that can be watched: no {', '.join(lacking)}"
+        )
     missing = {feature: lost for feature, calls in OPTIONAL.items() if (lost := _lacks(cls, calls))}
     return [f for f in OPTIONAL if f not in missing], missing
-
-
-def _accepted(call: Callable[..., Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in wanted.items() if name in inspect.signature(call).parameters}
-
-
-# ---- building an engine from geometry --------------------------------------------------------------------------------
-
-
-def build(model: Model, num_blocks: int, max_model_len: int, unit: int = 0, **options: Any) -> tuple[Any, Header]:
-    """A real manager for a model's groups, events on, and the header of its trace.
-
-    ``num_blocks`` counts the null block, which all groups share as they share the pool. ``unit``: tokens of a block of
-    a group whose geometry names none (a state's), default the model's alignment. ``options`` go to the manager where it
-    knows them; ``retention`` and ``eagle`` (group names) go to its configuration.
-    """
-    from math import gcd, lcm
-
-    from vllm.utils.hashing import sha256
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.core.kv_cache_utils import init_none_hash
-    from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
-    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
-
-    capabilities(KVCacheManager)
-    register_all_kvcache_specs(None)
-    init_none_hash(sha256)
-    eagle = options.pop("eagle", ())
-    groups = []
-    for group in model.groups:
-        marked = {"is_eagle_group": group.name in eagle} if eagle else {}
-        layers = [f"{group.name}.{i}" for i in range(group.layers)]
-        groups.append(KVCacheGroupSpec(layers, _spec(group, unit or model.alignment), **marked))
-    retention = {"prefix_cache_retention_interval": options.pop("retention", None)}
-    config = KVCacheConfig(num_blocks, [], groups, **_accepted(KVCacheConfig, retention))
-    sizes = [g.kv_cache_spec.block_size for g in groups]
-    known = {"scheduler_block_size": lcm(*sizes), "hash_block_size": gcd(*sizes), "enable_kv_cache_events": True}
-    manager = KVCacheManager(config, max_model_len, **_accepted(KVCacheManager.__init__, known | options))
-    return manager, describe(config, model, known["hash_block_size"])
-
-
-def _spec(group: Any, unit: int) -> Any:
-    import torch
-    from vllm.v1 import kv_cache_interface as kv
-
-    size, head = group.block_tokens or unit, {"num_kv_heads": 1, "head_size": 64, "dtype": torch.bfloat16}
-    if group.shape == "state":
-        return kv.MambaSpec(size, ((64,),), (torch.float32,), mamba_cache_mode="align")
-    if group.shape == "window":
-        return kv.SlidingWindowSpec(block_size=size, sliding_window=group.span, **head)
-    if group.shape == "ring":
-        return kv.SlidingWindowMLASpec(block_size=size, sliding_window=group.ratio + group.halo, **head)
-    if group.ratio == 1 and group.dtype_of == "kv":
-        return kv.FullAttentionSpec(block_size=size, **head)
-    return kv.MLAAttentionSpec(block_size=size, tokens_per_state=group.ratio, **head)
-
-
-def describe(config: Any, model: Model | None, unit: int, spec: Path = SPEC_DIR) -> Header:
-    """The header for a manager's configuration: groups as our geometry has them, else as its own specs say."""
-    import vllm
-
-    kinds, groups = read_toml(spec / FILE, FILE)["kinds"], []
-    for index, group in enumerate(config.kv_cache_groups):
-        own = group.kv_cache_spec
-        shared = {"block": own.block_size, "reuse": bool(getattr(own, "prefix_cacheable", True))}
-        if model is not None:
-            g = model.groups[index]
-            groups.append(GroupSpec(g.name, g.kind, ratio=g.ratio or 1, halo=g.halo or 0, window=g.span or 0, **shared))
-            continue
-        kind = next((kinds[c.__name__] for c in type(own).__mro__ if c.__name__ in kinds), None)
-        if kind is None:
-            raise InputError(f"{FILE}:kinds: no kind for the engine's {type(own).__name__}")
-        window = getattr(own, "sliding_window", None) or getattr(own, "attention_chunk_size", None) or 0
-        ratio = int(getattr(own, "tokens_per_state", 1))
-        groups.append(GroupSpec(f"group{index}", kind, ratio=max(ratio, 1), window=window, **shared))
-    engine, name = Engine("vllm", str(getattr(vllm, "__version__", ""))), model.name if model else None
-    return Header("hybridkv.events/1", engine=engine, model=name, unit=unit, groups=tuple(groups), capabilities=CLAIMS)
-
-
-# ---- watching --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -197,7 +89,7 @@ class Attached:
         self.manager, self.header, self.sink = manager, header, sink
         self.missing = capabilities(type(manager))[1]
         self.unit, self.names, self.pool = header.unit, [g.name for g in header.groups], manager.block_pool
-        self.key = lambda found: _text(maybe_convert_block_hash(get_block_hash(found)))
+        self.key: Callable[[Any], str] = lambda found: _text(maybe_convert_block_hash(get_block_hash(found)))
         params = entries(spec)[1]
         self.needs: list[Group] = []
         for g in header.groups:
@@ -208,7 +100,7 @@ class Attached:
         self.entries: dict[tuple[int, str], list[int]] = {}
         self.partial: Counter[tuple[int, str]] = Counter()
         self.taken: list[Any] = []
-        self.count = 0
+        self.count = self.parts = 0
         self.calls = {n: getattr(manager, n) for n in _WATCHED if hasattr(manager, n)}
         for name in self.calls:
             setattr(manager, name, getattr(self, f"_{name}"))
@@ -233,7 +125,7 @@ class Attached:
             domain |= {"salt": salt} if salt else {}
             for part in getattr(request, "mm_features", None) or ():
                 domain[f"media{part.mm_position.offset}"] = str(part.identifier)
-            self.sink(Arrive(request.request_id, count, self._ids(request, 0, count), domain))
+            self.sink(ev.Arrive(request.request_id, count, self._ids(request, 0, count), domain))
             life = Life([[] for _ in self.names], [0] * len(self.names), count)
             self.lives[request.request_id] = life
         return life
@@ -244,14 +136,14 @@ class Attached:
         done = at - getattr(request, "num_in_flight_tokens", 0)
         drafts = life.sent > at
         while life.steps and (life.steps[0][1] <= done or drafts):
-            self.sink(Complete(life.steps.popleft()[0]))
+            self.sink(ev.Complete(life.steps.popleft()[0]))
         if drafts:
-            self.sink(Accept(name, at))
-            self.sink(Reject(name, at))
+            self.sink(ev.Accept(name, at))
+            self.sink(ev.Reject(name, at))
             life.sent = at
         if request.num_tokens > life.told:
             known = life.told - life.told % self.unit
-            self.sink(Accept(name, request.num_tokens, self._ids(request, known, request.num_tokens)))
+            self.sink(ev.Accept(name, request.num_tokens, self._ids(request, known, request.num_tokens)))
             life.told = request.num_tokens
 
     # -- calls -----------------------------------------------------------------------------------------------------
@@ -267,7 +159,7 @@ class Attached:
         life.used = used
         groups = zip(self.names, blocks.blocks, strict=True) if used else ()
         found = {name: [b.block_id for b in group] for name, group in groups if group}
-        self.sink(Lookup(request.request_id, used, blocks=found))
+        self.sink(ev.Lookup(request.request_id, used, blocks=found))
 
     def _allocate_slots(self, request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
         call = self.calls["allocate_slots"]
@@ -283,10 +175,10 @@ class Attached:
         cached = [[b.block_id for b in g] for g in hits.blocks] if hits is not None and new else []
         pinned, taken = self._moved(request.request_id, life, cached)
         for index, numbers in pinned:
-            self.sink(Pin(request.request_id, self.names[index], numbers))
+            self.sink(ev.Pin(request.request_id, self.names[index], numbers))
         stored = self._index({n for _, _, numbers in taken for n in numbers}, publishes=True)
         for index, at, numbers in taken:
-            self.sink(Allocate(request.request_id, self.names[index], numbers, at * self.header.groups[index].block))
+            self.sink(ev.Allocate(request.request_id, self.names[index], numbers, at * self.header.groups[index].block))
         if result is not None:
             begin = start + local + outside
             if outside:
@@ -302,43 +194,43 @@ class Attached:
         """What is written, and what is read before it: a group that keeps everything is told whole only once."""
         name = request.request_id
         if hi > request.num_tokens:
-            self.sink(Draft(name, hi - max(lo, request.num_tokens)))
-        reads = []
+            self.sink(ev.Draft(name, hi - max(lo, request.num_tokens)))
+        reads: list[ev.Span] = []
         for index, need in enumerate(self.needs):
             low, size = need.need(lo, lo)[0], need.unit
             if lo and (low or first) and self.header.groups[index].reuse:
                 blocks = life.tables[index][low // size : -(-lo // size)]
-                reads.append(Span(need.name, blocks, low, lo))
+                reads.append(ev.Span(need.name, blocks, low, lo))
         self._dispatch(name, life, lo, hi, reads)
         life.steps.append((f"{name}#{self.count}", hi))
         life.sent = hi
 
-    def _dispatch(self, name: str, life: Life, lo: int, hi: int, reads: list[Span]) -> None:
+    def _dispatch(self, name: str, life: Life, lo: int, hi: int, reads: list[ev.Span]) -> None:
         self.count += 1
         writes = []
         for index, group in enumerate(self.header.groups):
             if group.reuse:
                 blocks = life.tables[index][lo // group.block : -(-hi // group.block)]
-                writes.append(Span(group.name, blocks, lo, hi))
-        self.sink(Dispatch(f"{name}#{self.count}", name, reads, writes))
+                writes.append(ev.Span(group.name, blocks, lo, hi))
+        self.sink(ev.Dispatch(f"{name}#{self.count}", name, reads, writes))
 
     def _external(self, name: str, life: Life, lo: int, hi: int, delayed: bool) -> None:
         if not delayed:
             self._dispatch(name, life, lo, hi, [])
-            self.sink(Complete(f"{name}#{self.count}"))
+            self.sink(ev.Complete(f"{name}#{self.count}"))
             return
         self.count += 1
         life.load, parts = f"load{self.count}", []
         for index, group in enumerate(self.header.groups):
             blocks = life.tables[index][lo // group.block : -(-hi // group.block)]
             if target := [b for b in blocks if b != self.header.null]:
-                parts.append(Part(group.name, [self.count * 100_000 + b for b in target], target))
-        self.sink(TransferBegin(life.load, parts, "peer", req=name))
+                parts.append(ev.Part(group.name, [self.count * 100_000 + b for b in target], target))
+        self.sink(ev.TransferBegin(life.load, parts, "peer", req=name))
 
     def loaded(self, request: Any, ok: bool = True) -> None:
         """The connector's tokens have arrived, or will not: the manager is not told, so the caller says so."""
         life = self.lives[request.request_id]
-        self.sink(TransferEnd(life.load) if ok else TransferFail(life.load))
+        self.sink(ev.TransferEnd(life.load) if ok else ev.TransferFail(life.load))
         life.load = ""
 
     def _cache_blocks(self, request: Any, num_computed_tokens: int) -> Any:
@@ -352,12 +244,12 @@ class Attached:
         over = request.is_finished()
         self._progress(request, life)
         for step, _ in life.steps:
-            self.sink(Complete(step))
+            self.sink(ev.Complete(step))
         if life.load:
             self.loaded(request, False)
         result = self.calls["free"](request)
         aborted = over and "ABORT" in request.status.name
-        self.sink(Abort(name) if aborted else Finish(name) if over else Preempt(name))
+        self.sink(ev.Abort(name) if aborted else ev.Finish(name) if over else ev.Preempt(name))
         self._moved(name, life, [])
         if any(life.tables):
             raise InputError(f"{name}: the manager still has blocks of a request that it freed")
@@ -407,7 +299,7 @@ class Attached:
             came = [(i, n) for i, n in enumerate(new) if n != null and (i >= len(old) or old[i] != n)]
             if gone:
                 held.subtract(gone)
-                self.sink(Free(name, self.names[index], gone[::-1]))
+                self.sink(ev.Free(name, self.names[index], gone[::-1]))
             held.update(n for _, n in came)
             # A block of the hit that the window has passed is not pinned, and may come back as a new one.
             if hits := [n for i, n in came if i < len(shared) and shared[i] == n]:
@@ -434,7 +326,7 @@ class Attached:
                 self.entries.clear()
                 self.partial.clear()
                 for group in self.names:
-                    self.sink(Reset(group))
+                    self.sink(ev.Reset(group))
         if stored and not publishes:
             raise InputError("entries were published by a call that computes nothing")
         return stored
@@ -450,7 +342,7 @@ class Attached:
             number = gone[0] if gone else None
             if number is not None:
                 live.remove(number)
-            self.sink(KeyRemove(self.names[index], [key], [] if number is None else [number]))
+            self.sink(ev.KeyRemove(self.names[index], [key], [] if number is None else [number]))
 
     def _hashes(self, number: int) -> set[tuple[int, str]]:
         from vllm.v1.core.kv_cache_utils import get_group_id
@@ -464,6 +356,7 @@ class Attached:
             index = event.group_idx or 0
             if event.block_size % self.header.groups[index].block:
                 self.partial.update((index, _text(h)) for h in event.block_hashes)
+                self.parts += len(event.block_hashes)
                 continue
             keys, blocks, at = [_text(h) for h in event.block_hashes], [], life.stored[index]
             table, null = life.tables[index], self.header.null
@@ -474,12 +367,12 @@ class Attached:
                     blocks.append(table[at])
                     self.entries.setdefault((index, key), []).append(table[at])
             life.stored[index] = min(at + 1, len(table))
-            self.sink(KeyPublish(self.names[index], keys, blocks))
+            self.sink(ev.KeyPublish(self.names[index], keys, blocks))
 
     def _balance(self) -> None:
         used = sum(sum(1 for n in held.values() if n > 0) for held in self.held)
         free, capacity = self.pool.get_num_free_blocks(), self.pool.num_gpu_blocks - 1
-        self.sink(Measure("pool", free=free, used=used, capacity=capacity))
+        self.sink(ev.Measure("pool", free=free, used=used, capacity=capacity))
 
 
 _WATCHED = (

@@ -12,17 +12,26 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from hybridkv_ref import Oracle
-from hybridkv_ref.adapters.vllm import Attached, build
+from hybridkv_ref.adapters.vllm import Attached
+from hybridkv_ref.adapters.vllm_build import build
 from hybridkv_ref.events import Event
 from hybridkv_ref.models import Model, load_model
+from hybridkv_ref.oracle_records import Refusal
 
-MODELS = {"gpt-oss-20b": 60, "gemma-3-27b": 260, "deepseek-v4-flash": 900, "deepseek-v3.2": 40, "qwen3-next-80b-a3b": 18,
-          "gpt-oss-20b:32,48": 40}  # fmt: skip
+MODELS = {
+    "gpt-oss-20b": 60,
+    "gpt-oss-20b:32,48": 40,
+    "gemma-3-27b": 260,
+    "deepseek-v4-flash": 900,
+    "deepseek-v3.2": 40,
+    "qwen3-next-80b-a3b": 18,
+}
 """Blocks of the pool by model: room for a few requests. After a colon: block sizes by group, other than the model's."""
 
 
@@ -40,7 +49,9 @@ def geometry(name: str) -> Model:
 class Driver:
     """A scheduler in small: chunked prefill, decode, drafts, steps in flight, preemption, external tokens."""
 
-    def __init__(self, name: str, seed: int, blocks: int = 0, depth: int = 1, evict: float = 0.02, **options: Any) -> None:
+    def __init__(
+        self, name: str, seed: int, blocks: int = 0, depth: int = 1, evict: float = 0.02, **options: Any
+    ) -> None:
         from vllm.sampling_params import SamplingParams
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher
@@ -49,17 +60,21 @@ class Driver:
         self.chance, self.depth, self.evict, self.status = random.Random(seed), depth, evict, RequestStatus
         model = geometry(name)
         self.manager, self.header = build(model, blocks or MODELS.get(name, 100), 1 << 14, **options)
-        self.oracle, self.events, self.refusals = Oracle(self.header), 0, []
+        self.oracle, self.events = Oracle(self.header), 0
+        self.refusals: list[Refusal] = []
         self.trail: list[Event] = []
         self.attached = Attached(self.manager, self.header, self.hear)
         self.align = math.lcm(*(g.block for g in self.header.groups))
         self.states = any(g.shape == "state" for g in model.groups)
         self.windows = max([g.window for g in self.header.groups])
         self.hasher = get_request_block_hasher(self.header.unit, sha256)
-        self.make = lambda n, t, salt: Request(
-            n, t, SamplingParams(max_tokens=64), None, block_hasher=self.hasher, cache_salt=salt
+        self.make: Callable[[str, list[int], str | None], Any] = lambda name, tokens, salt: Request(
+            name, tokens, SamplingParams(max_tokens=64), None, block_hasher=self.hasher, cache_salt=salt
         )
-        top = min(6 * self.align + 2 * self.windows, (blocks or MODELS.get(name, 100)) * min(g.block for g in self.header.groups))
+        top = min(
+            6 * self.align + 2 * self.windows,
+            (blocks or MODELS.get(name, 100)) * min(g.block for g in self.header.groups),
+        )
         self.stems = [[self.chance.randrange(1 << 20) for _ in range(top)] for _ in range(3)]
         self.waiting: list[Any] = []
         self.running: list[Any] = []
@@ -105,7 +120,7 @@ class Driver:
             if at < last:
                 end = min(at + max(count, self.align), last)
                 count = max(end - end % self.align - at, 0) or min(self.align - at % self.align, left)
-        return count
+        return int(count)
 
     def begin(self) -> None:
         request = self.waiting[0]
@@ -257,38 +272,53 @@ class Driver:
             self.stop(request, self.status.FINISHED_STOPPED)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default="gpt-oss-20b")
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--blocks", type=int, default=0)
-    parser.add_argument("--depth", type=int, default=1)
-    parser.add_argument("--evict", type=float, default=0.02)
-    parser.add_argument("--retention", type=int, default=None)
-    parser.add_argument("--show", type=int, default=0)
-    a = parser.parse_args()
+def drive(a: argparse.Namespace, model: str, seed: int) -> dict[str, Any]:
+    """One run until its end or the first refusal."""
     begun = time.process_time()
-    driver = Driver(a.model, a.seed, a.blocks, a.depth, a.evict, **({} if a.retention is None else {"retention": a.retention}))
-    for done in range(a.steps):
+    options = {} if a.retention is None else {"retention": a.retention}
+    driver = Driver(model, seed, a.blocks, a.depth, a.evict, **options)
+    done = 0
+    while done < a.steps and not driver.refusals:
         driver.step()
-        if driver.refusals:
-            break
-    else:
+        done += 1
+    if not driver.refusals:
         driver.end()
     if driver.refusals and a.show:
-        from hybridkv_ref.events import tag
         at = driver.refusals[0].index
         for number, event in enumerate(driver.trail[max(0, at - a.show) : at], max(0, at - a.show) + 1):
-            print(number, tag(event), event, file=sys.stderr)
+            print(number, event, file=sys.stderr)
         print(driver.oracle.explain(driver.refusals[0]), file=sys.stderr)
-    print(json.dumps({
-        "model": a.model, "seed": a.seed, "steps": done + 1, "events": driver.events,
-        "refusals": [str(r) + str(r.rules) for r in driver.refusals[:3]], **driver.stats,
-        "lost": driver.lost.most_common(5), "cpu": round(time.process_time() - begun, 1),
-        "hidden": driver.oracle.state.hidden, "skipped": driver.oracle.state.skipped,
-    }))  # fmt: skip
-    return 1 if driver.refusals else 0
+    return {
+        "model": model,
+        "seed": seed,
+        "depth": a.depth,
+        "steps": done,
+        "events": driver.events,
+        "refusals": [f"{r} {', '.join(r.rules)}" for r in driver.refusals[:3]],
+        **driver.stats,
+        "lost": driver.lost.most_common(5),
+        "partial_entries": driver.attached.parts,
+        "missing": driver.attached.missing,
+        "skipped": driver.oracle.state.skipped,
+        "cpu_s": round(time.process_time() - begun, 1),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", nargs="+", default=["gpt-oss-20b"])
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--seed", type=int, nargs="+", default=[1])
+    parser.add_argument("--blocks", type=int, default=0, help="of the pool, the null block included")
+    parser.add_argument("--depth", type=int, default=1, help="steps in flight")
+    parser.add_argument("--evict", type=float, default=0.02, help="chance per step that cached blocks are evicted")
+    parser.add_argument("--retention", type=int, default=None, help="the engine's prefix_cache_retention_interval")
+    parser.add_argument("--show", type=int, default=0, help="events to print before a refusal")
+    a = parser.parse_args()
+    found = [drive(a, model, seed) for model in a.model for seed in a.seed]
+    for one in found:
+        print(json.dumps(one))
+    return int(any(one["refusals"] for one in found))
 
 
 if __name__ == "__main__":

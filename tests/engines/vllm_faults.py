@@ -85,13 +85,17 @@ def _(old: Any) -> Any:
     return find
 
 
-@fault("a state of an earlier position is taken", State, "find_longest_cache_hit", "HKV-POS-001 HKV-REC-001 HKV-KEY-001",
-       "qwen3-next-80b-a3b")  # fmt: skip
+@fault("a state of an earlier position is taken", State, "find_longest_cache_hit",
+       "HKV-POS-001 HKV-REC-001 HKV-KEY-001", "qwen3-next-80b-a3b")  # fmt: skip
 def _(old: Any) -> Any:
-    def find(cls: Any, **kwargs: Any) -> Any:
+    def find(cls: Any, /, **kwargs: Any) -> Any:
         blocks, length = old.__func__(cls, **kwargs)
         unit = kwargs["kv_cache_spec"].block_size
-        return (tuple([*b, b[-1]] for b in blocks), length + unit) if 0 < length < kwargs["max_length"] - unit else (blocks, length)
+        return (
+            (tuple([*b, b[-1]] for b in blocks), length + unit)
+            if 0 < length < kwargs["max_length"] - unit
+            else (blocks, length)
+        )
 
     return classmethod(find)
 
@@ -125,7 +129,12 @@ def _(old: Any) -> Any:
     return lambda function, parent, *args, **kwargs: old(function, None, *args, **kwargs)
 
 
-@fault("keys leave out the group", pool_module, "make_block_hash_with_group_id", "HKV-KEY-001 HKV-L3-004 HKV-S3-011 HKV-OBS-001")
+@fault(
+    "keys leave out the group",
+    pool_module,
+    "make_block_hash_with_group_id",
+    "HKV-KEY-001 HKV-L3-004 HKV-S3-011 HKV-OBS-001",
+)
 def _(old: Any) -> Any:
     return lambda key, group: old(key, 0)
 
@@ -178,7 +187,9 @@ def _(old: Any) -> Any:
     return take
 
 
-@fault("blocks are cached before they are full", Hybrid, "cache_blocks", "HKV-S3-011 HKV-L1-003 HKV-ERR-002 HKV-OBS-002")
+@fault(
+    "blocks are cached before they are full", Hybrid, "cache_blocks", "HKV-S3-011 HKV-L1-003 HKV-ERR-002 HKV-OBS-002"
+)
 def _(old: Any) -> Any:
     return lambda self, request, n: old(self, request, n + self.scheduler_block_size - 1)
 
@@ -212,8 +223,8 @@ def _(old: Any) -> Any:
     return split
 
 
-@fault("a running state is freed with its request still on it", State, "get_num_skipped_tokens", "HKV-SWA-003 HKV-L1-004",
-       "qwen3-next-80b-a3b")  # fmt: skip
+@fault("a running state is freed with its request still on it", State, "get_num_skipped_tokens",
+       "HKV-SWA-003 HKV-L1-004", "qwen3-next-80b-a3b")  # fmt: skip
 def _(old: Any) -> Any:
     return lambda self, n: n + 1 if n % self.block_size else n
 

@@ -24,8 +24,10 @@ PATCHES: dict[str, tuple[Any, str, tuple[tuple[str, str], ...]]] = {
             ),
             (
                 "eagle_verified.clear()\n            curr_hit",
-                "eagle_verified.clear()\n            if drop_eagle_block:\n"
-                "                eagle_verified.add(idx)\n            curr_hit",
+                (
+                    "eagle_verified.clear()\n            if drop_eagle_block:\n"
+                    "                eagle_verified.add(idx)\n            curr_hit"
+                ),
             ),
         ),
     ),
@@ -46,13 +48,17 @@ PATCHES: dict[str, tuple[Any, str, tuple[tuple[str, str], ...]]] = {
             ("curr_mm_idx = 0\n", "curr_mm_idx = 0\n        announced = []\n"),
             (
                 "extra_keys_list.append(extra_keys)\n",
-                "extra_keys_list.append(extra_keys)\n"
-                "            announced += request.all_token_ids[block_start:block_end]\n",
+                (
+                    "extra_keys_list.append(extra_keys)\n"
+                    "            announced += request.all_token_ids[block_start:block_end]\n"
+                ),
             ),
             (
                 "lookahead_token_ids=lookahead_token_ids,\n            )\n        )\n",
-                "lookahead_token_ids=lookahead_token_ids,\n            )\n        )\n"
-                "        self.kv_event_queue[-1].token_ids = announced\n",
+                (
+                    "lookahead_token_ids=lookahead_token_ids,\n            )\n        )\n"
+                    "        self.kv_event_queue[-1].token_ids = announced\n"
+                ),
             ),
         ),
     ),

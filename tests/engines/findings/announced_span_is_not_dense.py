@@ -26,9 +26,7 @@ specs = [
 ]
 groups = [KVCacheGroupSpec([f"layer{i}"], spec) for i, spec in enumerate(specs)]
 sizes = {"scheduler_block_size": BLOCK, "hash_block_size": BLOCK}
-manager = KVCacheManager(
-    KVCacheConfig(100, [], groups), max_model_len=4096, enable_kv_cache_events=True, **sizes
-)
+manager = KVCacheManager(KVCacheConfig(100, [], groups), max_model_len=4096, enable_kv_cache_events=True, **sizes)
 hasher = get_request_block_hasher(BLOCK, sha256)
 request = Request("a", list(range(4 * BLOCK)), SamplingParams(max_tokens=1), None, block_hasher=hasher)
 manager.get_computed_blocks(request)

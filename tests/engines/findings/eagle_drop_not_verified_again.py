@@ -1,8 +1,8 @@
 """vLLM 0.33.0: after one EAGLE group shortens a hit, another one is not asked for its successor block again.
 
-``find_longest_cache_hit`` keeps ``eagle_verified``, "attention-group indices whose EAGLE drop is verified at the current
-curr_hit_length". When a group that drops shortens the hit, the set is not cleared (the clearing is the ``elif`` of the
-drop), so a group that was verified at the longer position counts as verified at the shorter one.
+``find_longest_cache_hit`` keeps ``eagle_verified``, "attention-group indices whose EAGLE drop is verified at the
+current curr_hit_length". When a group that drops shortens the hit, the set is not cleared (the clearing is the
+``elif`` of the drop), so a group that was verified at the longer position counts as verified at the shorter one.
 Exits 1 while the hit ends in a block whose successor the group ``A`` does not hold.
 """
 
@@ -27,7 +27,11 @@ specs = {
 }
 groups = [KVCacheGroupSpec([name], spec, is_eagle_group=name != "full") for name, spec in specs.items()]
 manager = KVCacheManager(
-    KVCacheConfig(200, [], groups), max_model_len=4096, scheduler_block_size=BLOCK, hash_block_size=BLOCK, use_eagle=True
+    KVCacheConfig(200, [], groups),
+    max_model_len=4096,
+    scheduler_block_size=BLOCK,
+    hash_block_size=BLOCK,
+    use_eagle=True,
 )
 hasher = get_request_block_hasher(BLOCK, sha256)
 

@@ -1,7 +1,8 @@
 """vLLM 0.33.0: full attention announces a part of a block that no lookup can find.
 
-``FullAttentionManager.cache_blocks`` enters the prompt's last hash boundary inside a block whenever its block is larger
-than the hash block, also where ``enable_partial_hash_hits`` is false and every hit is a multiple of the scheduler block.
+``FullAttentionManager.cache_blocks`` enters the prompt's last hash boundary inside a block whenever its block is
+larger than the hash block, also where ``enable_partial_hash_hits`` is false and every hit is a multiple of the
+scheduler block.
 The entry costs a place in the index; its ``BlockStored`` names a parent that was never announced and a block size that
 the group does not have; under EAGLE a block with no other entry is kept as if it were cached.
 Exits 1 while such an entry is announced.
@@ -49,6 +50,7 @@ announced = {h for e in stored if e.block_size == FULL for h in e.block_hashes}
 odd = [e for e in stored if e.block_size != FULL]
 hits = {manager.get_computed_blocks(request(f"r{n}", n))[1] for n in range(1, 2 * FULL + 2)}
 for event in odd:
-    print(f"announced: {event.block_size} tokens in a group of {FULL}; parent announced: {event.parent_block_hash in announced}")
+    known = event.parent_block_hash in announced
+    print(f"announced: {event.block_size} tokens in a group of {FULL}; parent announced: {known}")
 print(f"partial hits enabled: {manager.coordinator.enable_partial_hash_hits}; hits that lookups give: {sorted(hits)}")
 sys.exit(1 if odd and not manager.coordinator.enable_partial_hash_hits else 0)
