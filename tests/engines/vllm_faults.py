@@ -208,7 +208,8 @@ def _(old: Any) -> Any:
     return make
 
 
-@fault("an eviction is announced for another group", Pool, "_emit_block_removed_events", "HKV-OBS-001")
+@fault("an eviction is announced for another group", Pool, "_emit_block_removed_events",
+       "HKV-OBS-001 HKV-ALIAS-001 HKV-S3-003")  # fmt: skip
 def _(old: Any) -> Any:
     return lambda self, hashes: old(self, [h[:-4] + (1).to_bytes(4, "big") for h in hashes])
 
