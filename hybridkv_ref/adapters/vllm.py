@@ -96,12 +96,14 @@ class Attached:
             known = {"ratio": g.ratio, "halo": g.halo, "window": g.window}
             self.needs.append(cache_group(g.name, g.kind, g.block, {p: known[p] for p in params[g.kind].params}, spec))
         self.lives: dict[str, Life] = {}
-        self.held: list[Counter[int]] = [Counter() for _ in self.names]
+        self.held: list[dict[int, int]] = [{} for _ in self.names]
+        self.used = 0
         self.entries: dict[tuple[int, str], list[int]] = {}
         self.partial: Counter[tuple[int, str]] = Counter()
         self.taken: list[Any] = []
         self.count = self.parts = 0
         self.calls = {n: getattr(manager, n) for n in _WATCHED if hasattr(manager, n)}
+        self.parameters = list(inspect.signature(self.calls["allocate_slots"]).parameters)[2:]
         for name in self.calls:
             setattr(manager, name, getattr(self, f"_{name}"))
 
@@ -163,7 +165,7 @@ class Attached:
 
     def _allocate_slots(self, request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
         call = self.calls["allocate_slots"]
-        given = inspect.signature(call).bind(request, num_new_tokens, *args, **kwargs).arguments
+        given = dict(zip(self.parameters, args, strict=False)) | kwargs
         life, start = self._life(request), request.num_computed_tokens
         self._progress(request, life)
         local, outside = given.get("num_new_computed_tokens", 0), given.get("num_external_computed_tokens", 0)
@@ -179,6 +181,8 @@ class Attached:
         stored = self._index({n for _, _, numbers in taken for n in numbers}, publishes=True)
         for index, at, numbers in taken:
             self.sink(ev.Allocate(request.request_id, self.names[index], numbers, at * self.header.groups[index].block))
+        if new and cached:
+            life.stored = [len(blocks) for blocks in cached]
         if result is not None:
             begin = start + local + outside
             if outside:
@@ -295,12 +299,18 @@ class Attached:
             if old == new:
                 continue
             held, shared = self.held[index], cached[index] if cached else ()
+            before = len(held)
             gone = [o for i, o in enumerate(old) if o != null and (i >= len(new) or new[i] != o)]
             came = [(i, n) for i, n in enumerate(new) if n != null and (i >= len(old) or old[i] != n)]
+            for number in gone:
+                held[number] -= 1
+                if not held[number]:
+                    del held[number]
             if gone:
-                held.subtract(gone)
                 self.sink(ev.Free(name, self.names[index], gone[::-1]))
-            held.update(n for _, n in came)
+            for _, number in came:
+                held[number] = held.get(number, 0) + 1
+            self.used += len(held) - before
             # A block of the hit that the window has passed is not pinned, and may come back as a new one.
             if hits := [n for i, n in came if i < len(shared) and shared[i] == n]:
                 pinned.append((index, hits))
@@ -358,21 +368,33 @@ class Attached:
                 self.partial.update((index, _text(h)) for h in event.block_hashes)
                 self.parts += len(event.block_hashes)
                 continue
-            keys, blocks, at = [_text(h) for h in event.block_hashes], [], life.stored[index]
-            table, null = life.tables[index], self.header.null
-            for key in keys:
-                while at < len(table) and (table[at] == null or (index, key) not in self._hashes(table[at])):
-                    at += 1
-                if at < len(table):
-                    blocks.append(table[at])
-                    self.entries.setdefault((index, key), []).append(table[at])
-            life.stored[index] = min(at + 1, len(table))
+            keys = [_text(h) for h in event.block_hashes]
+            span = life.tables[index][life.stored[index] :]
+            blocks = self._found(index, keys, span[: len(event.token_ids) // event.block_size])
+            blocks = blocks or self._found(index, keys, span) or self._searched(index, keys, span)
+            if blocks:
+                life.stored[index] = life.tables[index].index(blocks[-1], life.stored[index]) + 1
+            for key, number in zip(keys, blocks, strict=False):
+                self.entries.setdefault((index, key), []).append(number)
             self.sink(ev.KeyPublish(self.names[index], keys, blocks))
 
+    def _found(self, index: int, keys: list[str], span: list[int]) -> list[int]:
+        """The cached blocks of a span, where they are as many as the keys and both ends agree."""
+        all_blocks, null = self.pool.blocks, self.header.null
+        found = [n for n in span if n != null and all_blocks[n].block_hash is not None]
+        if len(found) != len(keys):
+            return []
+        agree = all((index, keys[i]) in self._hashes(found[i]) for i in (0, -1) if keys)
+        return found if agree else []
+
+    def _searched(self, index: int, keys: list[str], span: list[int]) -> list[int]:
+        """The blocks of the span that have these keys, one by one."""
+        known = {key: n for n in span if n != self.header.null for group, key in self._hashes(n) if group == index}
+        return [known[key] for key in keys if key in known]
+
     def _balance(self) -> None:
-        used = sum(sum(1 for n in held.values() if n > 0) for held in self.held)
         free, capacity = self.pool.get_num_free_blocks(), self.pool.num_gpu_blocks - 1
-        self.sink(ev.Measure("pool", free=free, used=used, capacity=capacity))
+        self.sink(ev.Measure("pool", free=free, used=self.used, capacity=capacity))
 
 
 _WATCHED = (

@@ -2,8 +2,8 @@
 
     HF_HUB_OFFLINE=1 VLLM_TARGET_DEVICE=cpu PYTHONPATH=CHECKOUT ENGINE_PYTHON tests/bench/bench_vllm.py [MODEL ...]
 
-Runs in the engine's own environment. The three forms take turns in one process, on the same requests and with events on
-in each; the table gives the median of the rounds and the ratio to the bare rate of the same round, with the state: blocks
+Runs in the engine's own environment. The three forms take turns in one process, on the same requests and with events
+on in each; the table gives the median of the rounds and the ratio to the bare rate of the same round, with the state: blocks
 of the pool and rows fired per request.
 """
 
@@ -14,17 +14,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hybridkv_ref import Oracle
-from hybridkv_ref.adapters.vllm import Attached
-from hybridkv_ref.adapters.vllm_build import build
-from hybridkv_ref.events import Event
-from hybridkv_ref.models import load_model
 from rich.console import Console
 from rich.table import Table
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.request import Request, RequestStatus
+
+from hybridkv_ref import Oracle
+from hybridkv_ref.adapters.vllm import Attached
+from hybridkv_ref.adapters.vllm_build import build
+from hybridkv_ref.events import Event
+from hybridkv_ref.models import load_model
 
 FORMS = ("bare", "watched", "judged")
 PROMPT, SHARED, STEMS, DECODE, ROUNDS = 4096, 2048, 8, 16, 5
