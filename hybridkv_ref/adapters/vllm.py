@@ -24,7 +24,6 @@ from hybridkv_ref.events import Event, Header
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.recovery import Group, cache_group, entries
 
-FILE = "engines/vllm.toml"
 CLAIMS = ("blocks", "reuse", "index", "steps", "in_order")
 """What a trace of this adapter shows."""
 
@@ -57,14 +56,13 @@ def _lacks(cls: type, calls: dict[str, tuple[str, ...]]) -> list[str]:
     return missing
 
 
-def capabilities(cls: type) -> tuple[list[str], dict[str, list[str]]]:
-    """(features, missing calls or parameters by feature) of a manager's class; InputError where the base is missing."""
+def missing_features(cls: type) -> dict[str, list[str]]:
+    """What a manager's class lacks, calls or parameters by feature; InputError where it cannot be watched at all."""
     if lacking := _lacks(cls, NEEDED):
         raise InputError(
             f"{cls.__module__}.{cls.__qualname__}: not a manager that can be watched: no {', '.join(lacking)}"
         )
-    missing = {feature: lost for feature, calls in OPTIONAL.items() if (lost := _lacks(cls, calls))}
-    return [f for f in OPTIONAL if f not in missing], missing
+    return {feature: lost for feature, calls in OPTIONAL.items() if (lost := _lacks(cls, calls))}
 
 
 @dataclass(slots=True)
@@ -87,7 +85,7 @@ class Attached:
         from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
 
         self.manager, self.header, self.sink = manager, header, sink
-        self.missing = capabilities(type(manager))[1]
+        self.missing = missing_features(type(manager))
         self.unit, self.names, self.pool = header.unit, [g.name for g in header.groups], manager.block_pool
         self.key: Callable[[Any], str] = lambda found: _text(maybe_convert_block_hash(get_block_hash(found)))
         params = entries(spec)[1]
@@ -106,11 +104,6 @@ class Attached:
         self.parameters = list(inspect.signature(self.calls["allocate_slots"]).parameters)[2:]
         for name in self.calls:
             setattr(manager, name, getattr(self, f"_{name}"))
-
-    def detach(self) -> None:
-        """The manager is as it was."""
-        for name in self.calls:
-            delattr(self.manager, name)
 
     # -- requests --------------------------------------------------------------------------------------------------
 

@@ -10,12 +10,14 @@ from math import gcd, lcm
 from pathlib import Path
 from typing import Any
 
-from hybridkv_ref.adapters.vllm import CLAIMS, FILE, capabilities
+from hybridkv_ref.adapters.vllm import CLAIMS, missing_features
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.events import Engine, GroupSpec, Header
 from hybridkv_ref.models import Group, Model
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.spec_files import read_toml
+
+FILE = "engines/vllm.toml"
 
 
 def _accepted(call: Callable[..., Any], wanted: dict[str, Any]) -> dict[str, Any]:
@@ -35,7 +37,7 @@ def build(model: Model, num_blocks: int, max_model_len: int, unit: int = 0, **op
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
-    capabilities(KVCacheManager)
+    missing_features(KVCacheManager)
     register_all_kvcache_specs(None)
     init_none_hash(sha256)
     eagle = options.pop("eagle", ())

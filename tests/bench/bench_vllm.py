@@ -3,7 +3,7 @@
     HF_HUB_OFFLINE=1 VLLM_TARGET_DEVICE=cpu PYTHONPATH=CHECKOUT ENGINE_PYTHON tests/bench/bench_vllm.py [MODEL ...]
 
 Runs in the engine's own environment. The three forms take turns in one process, on the same requests and with events
-on in each; the table gives the median of the rounds and the ratio to the bare rate of the same round, with the state: blocks
+on in each; the table gives the median of the rounds and the ratio to the bare rate of the same round, with blocks
 of the pool and rows fired per request.
 """
 

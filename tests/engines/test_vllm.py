@@ -17,7 +17,12 @@ MODELS = (
     "deepseek-v3.2",
     "qwen3-next-80b-a3b",
 )
-PATCHED = ("announced_span_is_not_dense", "eagle_drop_not_verified_again", "partial_tail_never_found")
+PATCHED = (
+    "announced_span_is_not_dense",
+    "eagle_drop_not_verified_again",
+    "partial_tail_never_found",
+    "reuse_report_announces_null_blocks",
+)
 FINDINGS = tuple(sorted(p.stem for p in (HERE / "findings").glob("*.py")))
 
 

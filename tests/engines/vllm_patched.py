@@ -62,6 +62,19 @@ PATCHES: dict[str, tuple[Any, str, tuple[tuple[str, str], ...]]] = {
             ),
         ),
     ),
+    "reuse_report_announces_null_blocks": (
+        BlockPool,
+        "emit_cached_block_events",
+        (
+            (
+                "    block_start = i * block_size\n",
+                (
+                    "    if self.get_cached_block(block_hashes[i], [kv_cache_group_id]) is None:\n"
+                    "            continue\n        block_start = i * block_size\n"
+                ),
+            ),
+        ),
+    ),
 }
 
 
