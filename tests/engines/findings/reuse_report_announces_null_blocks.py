@@ -1,7 +1,7 @@
 """vLLM 0.33.0: the "full" report of a hit announces window blocks that are not cached, and cached ones once more.
 
-``emit_cached_block_events`` takes a hit for "a contiguous prefix starting at block 0" in every group. A windowed group's
-hit begins with null blocks: their hashes are announced all the same. Nothing removes these entries again, so a
+``emit_cached_block_events`` takes a hit for "a contiguous prefix starting at block 0" in every group. A windowed
+group's hit begins with null blocks: their hashes are announced all the same. Nothing removes these entries again, so a
 consumer believes for ever that the blocks are there.
 Exits 1 while a hash is announced that the index does not hold.
 """
