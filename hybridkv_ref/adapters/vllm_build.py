@@ -32,13 +32,14 @@ def build(model: Model, num_blocks: int, max_model_len: int, unit: int = 0, **op
     knows them; ``retention`` and ``eagle`` (group names) go to its configuration.
     """
     from vllm.utils.hashing import sha256
+    from vllm.v1.core import single_type_kv_cache_manager
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import init_none_hash
-    from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
     missing_features(KVCacheManager)
-    register_all_kvcache_specs(None)
+    if hasattr(single_type_kv_cache_manager, "register_all_kvcache_specs"):
+        single_type_kv_cache_manager.register_all_kvcache_specs(None)
     init_none_hash(sha256)
     eagle = options.pop("eagle", ())
     groups = []
@@ -68,7 +69,8 @@ def _spec(group: Group, unit: int) -> Any:
         return kv.SlidingWindowMLASpec(block_size=size, sliding_window=(group.ratio or 1) + (group.halo or 0), **head)
     if group.ratio == 1 and group.dtype_of == "kv":
         return kv.FullAttentionSpec(block_size=size, **head)
-    return kv.MLAAttentionSpec(block_size=size, tokens_per_state=group.ratio, **head)
+    ratio = _accepted(kv.MLAAttentionSpec, {"tokens_per_state": group.ratio, "compress_ratio": group.ratio})
+    return kv.MLAAttentionSpec(block_size=size, **ratio, **head)
 
 
 def describe(config: Any, model: Model | None, unit: int, spec: Path = SPEC_DIR) -> Header:

@@ -67,6 +67,7 @@ class Driver:
         self.align = math.lcm(*(g.block for g in self.header.groups))
         self.states = any(g.shape == "state" for g in model.groups)
         self.windows = max([g.window for g in self.header.groups])
+        self.gate = "admission of whole sequences" not in self.attached.missing
         self.hasher = get_request_block_hasher(self.header.unit, sha256)
         self.make: Callable[[str, list[int], str | None], Any] = lambda name, tokens, salt: Request(
             name, tokens, SamplingParams(max_tokens=64), None, block_hasher=self.hasher, cache_salt=salt
@@ -125,9 +126,9 @@ class Driver:
     def begin(self) -> None:
         request = self.waiting[0]
         known = request.request_id in self.oracle.state.requests
-        blocks, used, junction = self.manager.get_computed_blocks(request)
+        blocks, used, *junction = self.manager.get_computed_blocks(request)
         self.judge(request, used)
-        request.shared_prefix_boundary = junction
+        request.shared_prefix_boundary = junction[0] if junction else 0
         outside, delayed = 0, False
         left = request.num_tokens - 1 - used
         if left > self.align and self.chance.random() < 0.15 and not self.states and not known:
@@ -137,7 +138,7 @@ class Driver:
         got = self.manager.allocate_slots(
             request, count, num_new_computed_tokens=used, new_computed_blocks=blocks,
             num_external_computed_tokens=outside, delay_cache_blocks=delayed,
-            full_sequence_must_fit=self.chance.random() < 0.5,
+            **({"full_sequence_must_fit": self.chance.random() < 0.5} if self.gate else {}),
         )  # fmt: skip
         if got is None:
             self.stats["refused"] += 1
@@ -180,7 +181,7 @@ class Driver:
     def finish_step(self, request: Any) -> None:
         flight = self.flight[request.request_id]
         if flight:
-            request.num_in_flight_tokens -= flight.pop(0)
+            request.num_in_flight_tokens = getattr(request, "num_in_flight_tokens", 0) - flight.pop(0)
         if request.num_computed_tokens - request.num_in_flight_tokens >= request.num_tokens:
             request.append_output_token_ids(self.chance.randrange(1 << 20))
 
@@ -199,7 +200,7 @@ class Driver:
             if victim is request:
                 return
         request.num_computed_tokens += count
-        request.num_in_flight_tokens += count
+        request.num_in_flight_tokens = getattr(request, "num_in_flight_tokens", 0) + count
         flight.append(count)
         if drafts:
             self.finish_step(request)
