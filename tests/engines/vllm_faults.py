@@ -10,6 +10,7 @@ import functools
 import inspect
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -228,6 +229,17 @@ def _(old: Any) -> Any:
        "HKV-SWA-003 HKV-L1-004", "qwen3-next-80b-a3b")  # fmt: skip
 def _(old: Any) -> Any:
     return lambda self, n: n + 1 if n % self.block_size else n
+
+
+@fault("only the first full group is trimmed to the hit (0.20.2)", Hybrid, "find_longest_cache_hit",
+       "HKV-ALIAS-001 HKV-ALIAS-002", "deepseek-v4-flash")  # fmt: skip
+def _(old: Any) -> Any:
+    source = textwrap.dedent(inspect.getsource(old))
+    head, tail = source.split("# Truncate every full-attention group")
+    space: dict[str, Any] = {}
+    changed = tail.replace("for group in self.attention_groups:", "for group in self.attention_groups[:1]:", 1)
+    exec(f"{head}#{changed}", vars(coordinator_module), space)
+    return space["find_longest_cache_hit"]
 
 
 @contextmanager
