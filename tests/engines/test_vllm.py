@@ -1,9 +1,13 @@
-"""vLLM's real manager under the oracle: clean when driven by chance, planted faults named, findings as stated."""
+"""vLLM's real manager under the oracle: clean when driven by chance, planted faults named, findings as stated.
+
+Engines run in an interpreter of their own, named by an environment variable; without it their tests are skipped.
+"""
 
 import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +28,23 @@ PATCHED = (
     "reuse_report_announces_null_blocks",
 )
 FINDINGS = tuple(sorted(p.stem for p in (HERE / "findings").glob("*.py")))
+
+
+@pytest.fixture(scope="session")
+def in_vllm() -> RunIn:
+    """Runs a script of this folder there; gives the finished process."""
+    python = os.environ.get(VARIABLE)
+    if not python:
+        pytest.skip(f"{VARIABLE} names no interpreter with vLLM")
+    if not Path(python).is_file():
+        pytest.skip(f"{VARIABLE}: no file {python}")
+    engine = {"HF_HUB_OFFLINE": "1", "VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR"}
+    env = dict(os.environ, PYTHONPATH=str(CHECKOUT), **engine)
+
+    def run(script: str, *args: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run([python, str(HERE / script), *args], env=env, capture_output=True, text=True, check=False)
+
+    return run
 
 
 @pytest.fixture(scope="module")
