@@ -15,6 +15,41 @@ from hybridkv_ref.errors import InputError
 from hybridkv_ref.paths import SPEC_DIR
 
 
+def cmd_events(args: argparse.Namespace) -> int:
+    """Validates the event stream that an engine publishes; exit code 1 if a row refuses an event."""
+    import msgspec
+
+    from hybridkv_ref.adapters.event_stream import EventStream, StreamJudge, live_batches, read_batches
+
+    stream = EventStream(args.format, args.spec)
+    judge, kept = StreamJudge(stream), []
+    live = "://" in args.input
+    batches = (
+        ((b, place, seq) for b, place, seq, _ in live_batches(args.input, args.idle, args.topic))
+        if live
+        else ((b, place, -1) for b, place in read_batches(Path(args.input)))
+    )
+    for batch, place, seq in batches:
+        for event in stream.batch(batch, place, seq):
+            judge.feed(event, place)
+            if args.out:
+                kept.append(event)
+    if not judge.events:
+        raise InputError(f"{args.input}:1: no event")
+    if args.out:
+        lines = [stream.header(stream.groups.values()), *kept]
+        temporary = args.out.with_name(args.out.name + ".part")
+        temporary.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        temporary.replace(args.out)
+    for place, refusal in judge.refusals[: args.show]:
+        print(f"{place}: {refusal} ({', '.join(refusal.rules)})")
+    notes = [f"{len(judge.refusals)} refused"]
+    notes += [f"{stream.gaps} gaps"] if stream.gaps else []
+    notes += [f"{stream.untold} removals of unknown entries not judged"] if stream.untold else []
+    print(f"{args.input}: {judge.events} events of {len(stream.groups)} groups, {', '.join(notes)}")
+    return 1 if judge.refusals else 0
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     from hybridkv_ref.workloads import DEFAULT_WORKLOAD, WORKLOADS
@@ -98,6 +133,14 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--capacity", type=int, default=40, metavar="N", help="objects per layer and group on the device")
     sub.add_argument("--seed", type=int, default=0)
     sub.add_argument("--json", action="store_true", help="print JSON, a line per request")
+
+    sub = command("events", commands.cmd_events)
+    sub.add_argument("input", help="JSON Lines or frames in a file, or a ZMQ address: tcp://127.0.0.1:5557")
+    sub.add_argument("--format", required=True, choices=("vllm",), help="whose events")
+    sub.add_argument("--out", type=Path, metavar="FILE", help="write the trace, for hybridkv validate")
+    sub.add_argument("--idle", type=float, default=5.0, metavar="SECONDS", help="end after so long without a batch")
+    sub.add_argument("--topic", default="", help="subscribe to this topic only")
+    sub.add_argument("--show", type=int, default=20, metavar="N", help="refusals to print")
     return top
 
 

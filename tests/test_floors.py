@@ -25,7 +25,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("machines", "model_checks"),
     ("recovery", "kernels"),
     ("allocator", "oracle", "simulation"),
-    ("decoder",),
+    ("adapters", "decoder"),
     ("front", "conformance"),
 )
 
@@ -190,6 +190,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "decoder_weights",
     ),
     "conformance": ("table_rules",),
+    "adapters": ("adapters", "adapters.event_stream", "adapters.vllm", "adapters.vllm_build"),
     "front": ("", "cli", "commands", "terminal"),
 }
 
@@ -206,7 +207,7 @@ ONLY = {"kernels": {"errors", "paths", "layouts"}}  # kernels know tensors, not 
 LIBRARIES = {
     "hypothesis": {"conformance"},
     "networkx": {"model_checks"},
-    "torch": {"allocator", "decoder", "kernels", "conformance"},
+    "torch": {"adapters", "allocator", "decoder", "kernels", "conformance"},
     "triton": {"kernels"},
     "z3": {"model_checks"},
 }

@@ -1,0 +1,400 @@
+"""vLLM's KV-cache manager as events: ``Attached`` watches a real ``KVCacheManager``; ``vllm_build`` makes one.
+
+Only public calls of the manager are watched, and what can be seen after each: block tables, hashes, reference counts,
+the free count and the published events. A call becomes the events that it stands for, in the order of its effects:
+blocks left behind, pins, entries that leave the index, new blocks, the step that the blocks are for, entries that come.
+Nothing here says what is legal.
+
+Hidden from the manager, and told as follows: a step is done when the caller's computed position, less what it says is
+in flight, has passed it, or when the caller frees the request. Tokens that a connector delivers are a transfer from a
+peer where caching is delayed, else a step that writes. Blocks lent twice under several groups count once per group.
+Entries of a part of a block (``Attached.parts`` counts them) are not told: the events know whole blocks only.
+"""
+
+import inspect
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hybridkv_ref import events as ev
+from hybridkv_ref.errors import InputError
+from hybridkv_ref.events import Event, Header
+from hybridkv_ref.paths import SPEC_DIR
+from hybridkv_ref.recovery import Group, cache_group, entries
+
+CLAIMS = ("blocks", "reuse", "index", "steps", "in_order")
+"""What a trace of this adapter shows."""
+
+NEEDED: dict[str, tuple[str, ...]] = {
+    "get_computed_blocks": ("request",),
+    "allocate_slots": ("request", "num_new_tokens", "num_new_computed_tokens", "new_computed_blocks"),
+    "free": ("request",),
+    "take_events": (),
+}
+OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
+    "delayed caching of external tokens": {
+        "allocate_slots": ("num_external_computed_tokens", "delay_cache_blocks"),
+        "cache_blocks": ("request", "num_computed_tokens"),
+    },
+    "look-ahead": {"allocate_slots": ("num_lookahead_tokens",)},
+    "admission of whole sequences": {"allocate_slots": ("full_sequence_must_fit",)},
+    "eviction by block": {"evict_blocks": ("block_ids",)},
+    "reset": {"reset_prefix_cache": ()},
+    "sliding outside of an allocation": {"remove_skipped_blocks": ("request_id",)},
+    "same-step hits of states": {"new_step_starts": ()},
+}
+
+
+def _lacks(cls: type, calls: dict[str, tuple[str, ...]]) -> list[str]:
+    missing = []
+    for name, parameters in calls.items():
+        call = getattr(cls, name, None)
+        known = inspect.signature(call).parameters if call is not None else {}
+        missing += [name] if call is None else [f"{name}({p})" for p in parameters if p not in known]
+    return missing
+
+
+def missing_features(cls: type) -> dict[str, list[str]]:
+    """What a manager's class lacks, calls or parameters by feature; InputError where it cannot be watched at all."""
+    if lacking := _lacks(cls, NEEDED):
+        raise InputError(
+            f"{cls.__module__}.{cls.__qualname__}: not a manager that can be watched: no {', '.join(lacking)}"
+        )
+    return {feature: lost for feature, calls in OPTIONAL.items() if (lost := _lacks(cls, calls))}
+
+
+@dataclass(slots=True)
+class Life:
+    """What was last seen of a request: its tables, tokens told, positions dispatched and done, steps in flight."""
+
+    tables: list[list[int]]
+    stored: list[int]
+    told: int
+    sent: int = 0
+    used: int = -1
+    steps: deque[tuple[str, int]] = field(default_factory=deque)
+    load: str = ""
+
+
+class Attached:
+    """Watches one manager and tells ``sink`` each event. ``missing`` names what this release cannot show."""
+
+    def __init__(self, manager: Any, header: Header, sink: Callable[[Event], object], spec: Path = SPEC_DIR) -> None:
+        from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
+
+        self.manager, self.header, self.sink = manager, header, sink
+        self.missing = missing_features(type(manager))
+        self.unit, self.names, self.pool = header.unit, [g.name for g in header.groups], manager.block_pool
+        self.key: Callable[[Any], str] = lambda found: _text(maybe_convert_block_hash(get_block_hash(found)))
+        params = entries(spec)[1]
+        self.needs: list[Group] = []
+        for g in header.groups:
+            known = {"ratio": g.ratio, "halo": g.halo, "window": g.window}
+            self.needs.append(cache_group(g.name, g.kind, g.block, {p: known[p] for p in params[g.kind].params}, spec))
+        self.lives: dict[str, Life] = {}
+        self.held: list[dict[int, int]] = [{} for _ in self.names]
+        self.used = 0
+        self.entries: dict[tuple[int, str], list[int]] = {}
+        self.partial: Counter[tuple[int, str]] = Counter()
+        self.taken: list[Any] = []
+        self.count = self.parts = 0
+        self.calls = {n: getattr(manager, n) for n in _WATCHED if hasattr(manager, n)}
+        self.parameters = list(inspect.signature(self.calls["allocate_slots"]).parameters)[2:]
+        for name in self.calls:
+            setattr(manager, name, getattr(self, f"_{name}"))
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def _ids(self, request: Any, lo: int, hi: int) -> list[int]:
+        tokens, unit = request.all_token_ids, self.unit
+        return [hash(tuple(tokens[i : i + unit])) for i in range(lo - lo % unit, hi - unit + 1, unit)]
+
+    def _life(self, request: Any) -> Life:
+        life = self.lives.get(request.request_id)
+        if life is None:
+            count = request.num_tokens
+            adapter, salt = getattr(request, "lora_request", None), getattr(request, "cache_salt", None)
+            domain = {"adapter": adapter.lora_name} if adapter else {}
+            domain |= {"salt": salt} if salt else {}
+            for part in getattr(request, "mm_features", None) or ():
+                domain[f"media{part.mm_position.offset}"] = str(part.identifier)
+            self.sink(ev.Arrive(request.request_id, count, self._ids(request, 0, count), domain))
+            life = Life([[] for _ in self.names], [0] * len(self.names), count)
+            self.lives[request.request_id] = life
+        return life
+
+    def _progress(self, request: Any, life: Life) -> None:
+        """Steps that the caller counts as done, tokens that it accepted, drafts that it gave up."""
+        name, at = request.request_id, request.num_computed_tokens
+        done = at - getattr(request, "num_in_flight_tokens", 0)
+        drafts = life.sent > at
+        while life.steps and (life.steps[0][1] <= done or drafts):
+            self.sink(ev.Complete(life.steps.popleft()[0]))
+        if drafts:
+            self.sink(ev.Accept(name, at))
+            self.sink(ev.Reject(name, at))
+            life.sent = at
+        if request.num_tokens > life.told:
+            known = life.told - life.told % self.unit
+            self.sink(ev.Accept(name, request.num_tokens, self._ids(request, known, request.num_tokens)))
+            life.told = request.num_tokens
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def _get_computed_blocks(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        result = self.calls["get_computed_blocks"](request, *args, **kwargs)
+        self._look(request, result[0], result[1])
+        self._index()
+        return result
+
+    def _look(self, request: Any, blocks: Any, used: int) -> None:
+        life = self._life(request)
+        life.used = used
+        groups = zip(self.names, blocks.blocks, strict=True) if used else ()
+        found = {name: [b.block_id for b in group] for name, group in groups if group}
+        self.sink(ev.Lookup(request.request_id, used, blocks=found))
+
+    def _allocate_slots(self, request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
+        call = self.calls["allocate_slots"]
+        given = dict(zip(self.parameters, args, strict=False)) | kwargs
+        life, start = self._life(request), request.num_computed_tokens
+        self._progress(request, life)
+        local, outside = given.get("num_new_computed_tokens", 0), given.get("num_external_computed_tokens", 0)
+        hits = given.get("new_computed_blocks")
+        new = not any(life.tables)
+        if new and local != max(life.used, 0):
+            self._look(request, hits, local)
+        result = call(request, num_new_tokens, *args, **kwargs)
+        cached = [[b.block_id for b in g] for g in hits.blocks] if hits is not None and new else []
+        pinned, taken = self._moved(request.request_id, life, cached)
+        for index, numbers in pinned:
+            self.sink(ev.Pin(request.request_id, self.names[index], numbers))
+        stored = self._index({n for _, _, numbers in taken for n in numbers}, publishes=True)
+        for index, at, numbers in taken:
+            self.sink(ev.Allocate(request.request_id, self.names[index], numbers, at * self.header.groups[index].block))
+        if new and cached:
+            life.stored = [len(blocks) for blocks in cached]
+        if result is not None:
+            begin = start + local + outside
+            if outside:
+                self._external(request.request_id, life, start + local, begin, given.get("delay_cache_blocks", False))
+            if num_new_tokens:
+                self._step(request, life, begin, begin + num_new_tokens, first=new)
+            life.used = -1
+        self._publish(request.request_id, life, stored)
+        self._balance()
+        return result
+
+    def _step(self, request: Any, life: Life, lo: int, hi: int, first: bool) -> None:
+        """What is written, and what is read before it: a group that keeps everything is told whole only once."""
+        name = request.request_id
+        if hi > request.num_tokens:
+            self.sink(ev.Draft(name, hi - max(lo, request.num_tokens)))
+        reads: list[ev.Span] = []
+        for index, need in enumerate(self.needs):
+            low, size = need.need(lo, lo)[0], need.unit
+            if lo and (low or first) and self.header.groups[index].reuse:
+                blocks = life.tables[index][low // size : -(-lo // size)]
+                reads.append(ev.Span(need.name, blocks, low, lo))
+        self._dispatch(name, life, lo, hi, reads)
+        life.steps.append((f"{name}#{self.count}", hi))
+        life.sent = hi
+
+    def _dispatch(self, name: str, life: Life, lo: int, hi: int, reads: list[ev.Span]) -> None:
+        self.count += 1
+        writes = []
+        for index, group in enumerate(self.header.groups):
+            if group.reuse:
+                blocks = life.tables[index][lo // group.block : -(-hi // group.block)]
+                writes.append(ev.Span(group.name, blocks, lo, hi))
+        self.sink(ev.Dispatch(f"{name}#{self.count}", name, reads, writes))
+
+    def _external(self, name: str, life: Life, lo: int, hi: int, delayed: bool) -> None:
+        if not delayed:
+            self._dispatch(name, life, lo, hi, [])
+            self.sink(ev.Complete(f"{name}#{self.count}"))
+            return
+        self.count += 1
+        life.load, parts = f"load{self.count}", []
+        for index, group in enumerate(self.header.groups):
+            blocks = life.tables[index][lo // group.block : -(-hi // group.block)]
+            if target := [b for b in blocks if b != self.header.null]:
+                parts.append(ev.Part(group.name, [self.count * 100_000 + b for b in target], target))
+        self.sink(ev.TransferBegin(life.load, parts, "peer", req=name))
+
+    def loaded(self, request: Any, ok: bool = True) -> None:
+        """The connector's tokens have arrived, or will not: the manager is not told, so the caller says so."""
+        life = self.lives[request.request_id]
+        self.sink(ev.TransferEnd(life.load) if ok else ev.TransferFail(life.load))
+        life.load = ""
+
+    def _cache_blocks(self, request: Any, num_computed_tokens: int) -> Any:
+        life = self._life(request)
+        result = self.calls["cache_blocks"](request, num_computed_tokens)
+        self._publish(request.request_id, life, self._index(publishes=True))
+        return result
+
+    def _free(self, request: Any) -> Any:
+        name, life = request.request_id, self._life(request)
+        over = request.is_finished()
+        self._progress(request, life)
+        for step, _ in life.steps:
+            self.sink(ev.Complete(step))
+        if life.load:
+            self.loaded(request, False)
+        result = self.calls["free"](request)
+        aborted = over and "ABORT" in request.status.name
+        self.sink(ev.Abort(name) if aborted else ev.Finish(name) if over else ev.Preempt(name))
+        self._moved(name, life, [])
+        if any(life.tables):
+            raise InputError(f"{name}: the manager still has blocks of a request that it freed")
+        told = life.told
+        del self.lives[name]
+        if not over:
+            self.lives[name] = Life([[] for _ in self.names], [0] * len(self.names), told)
+        self._index()
+        self._balance()
+        return result
+
+    def _remove_skipped_blocks(self, request_id: str, *args: Any, **kwargs: Any) -> Any:
+        result = self.calls["remove_skipped_blocks"](request_id, *args, **kwargs)
+        if request_id in self.lives:
+            self._moved(request_id, self.lives[request_id], [])
+            self._balance()
+        return result
+
+    def _evict_blocks(self, block_ids: set[int]) -> Any:
+        result = self.calls["evict_blocks"](block_ids)
+        self._index()
+        return result
+
+    def _reset_prefix_cache(self) -> Any:
+        result = self.calls["reset_prefix_cache"]()
+        self._index()
+        return result
+
+    def _take_events(self) -> list[Any]:
+        self._index()
+        taken, self.taken = self.taken, []
+        return taken
+
+    # -- what can be seen ------------------------------------------------------------------------------------------
+
+    def _moved(
+        self, name: str, life: Life, cached: Sequence[list[int]]
+    ) -> tuple[list[tuple[int, list[int]]], list[tuple[int, int, list[int]]]]:
+        """Tells what left a request's tables; gives what came: (group, pinned blocks), (group, index, new blocks)."""
+        pinned, taken, null = [], [], self.header.null
+        for index, blocks in enumerate(self.manager.coordinator.get_blocks(name)):
+            old, new = life.tables[index], [b.block_id for b in blocks]
+            if old == new:
+                continue
+            held, shared = self.held[index], cached[index] if cached else ()
+            before = len(held)
+            gone = [o for i, o in enumerate(old) if o != null and (i >= len(new) or new[i] != o)]
+            came = [(i, n) for i, n in enumerate(new) if n != null and (i >= len(old) or old[i] != n)]
+            for number in gone:
+                held[number] -= 1
+                if not held[number]:
+                    del held[number]
+            if gone:
+                self.sink(ev.Free(name, self.names[index], gone[::-1]))
+            for _, number in came:
+                held[number] = held.get(number, 0) + 1
+            self.used += len(held) - before
+            # A block of the hit that the window has passed is not pinned, and may come back as a new one.
+            if hits := [n for i, n in came if i < len(shared) and shared[i] == n]:
+                pinned.append((index, hits))
+            fresh = [(i, n) for i, n in came if i >= len(shared) or shared[i] != n]
+            while fresh:
+                run = [n for place, (i, n) in enumerate(fresh) if i == fresh[0][0] + place]
+                taken.append((index, fresh[0][0], run))
+                fresh = fresh[len(run) :]
+            life.tables[index] = new
+        return pinned, taken
+
+    def _index(self, taken: Set[int] = frozenset(), publishes: bool = False) -> list[Any]:
+        """Tells entries that left the index, of blocks ``taken`` anew first; gives those that came."""
+        fresh, stored = self.calls["take_events"](), []
+        self.taken += fresh
+        for event in fresh:
+            form = type(event).__name__
+            if form == "BlockRemoved":
+                self._removed(event.group_idx or 0, [_text(h) for h in event.block_hashes], taken)
+            elif form == "BlockStored":
+                stored.append(event)
+            else:
+                self.entries.clear()
+                self.partial.clear()
+                for group in self.names:
+                    self.sink(ev.Reset(group))
+        if stored and not publishes:
+            raise InputError("entries were published by a call that computes nothing")
+        return stored
+
+    def _removed(self, index: int, keys: Iterable[str], taken: Set[int]) -> None:
+        for key in keys:
+            if self.partial[index, key]:
+                self.partial[index, key] -= 1
+                continue
+            live = self.entries.get((index, key), [])
+            # A block may be taken and published under the same key again by one call.
+            gone = [n for n in live if n in taken or (index, key) not in self._hashes(n)] if len(live) > 1 else live
+            number = gone[0] if gone else None
+            if number is not None:
+                live.remove(number)
+            self.sink(ev.KeyRemove(self.names[index], [key], [] if number is None else [number]))
+
+    def _hashes(self, number: int) -> set[tuple[int, str]]:
+        from vllm.v1.core.kv_cache_utils import get_group_id
+
+        found = self.pool.blocks[number].block_hash
+        more = getattr(self.pool, "cached_block_hashes_by_block", {}).get(number, ())
+        return {(get_group_id(h), self.key(h)) for h in (*((found,) if found is not None else ()), *more)}
+
+    def _publish(self, name: str, life: Life, events: list[Any]) -> None:
+        for event in events:
+            index = event.group_idx or 0
+            if event.block_size % self.header.groups[index].block:
+                self.partial.update((index, _text(h)) for h in event.block_hashes)
+                self.parts += len(event.block_hashes)
+                continue
+            keys = [_text(h) for h in event.block_hashes]
+            span = life.tables[index][life.stored[index] :]
+            blocks = self._found(index, keys, span[: len(event.token_ids) // event.block_size])
+            blocks = blocks or self._found(index, keys, span) or self._searched(index, keys, span)
+            if blocks:
+                life.stored[index] = life.tables[index].index(blocks[-1], life.stored[index]) + 1
+            for key, number in zip(keys, blocks, strict=False):
+                self.entries.setdefault((index, key), []).append(number)
+            self.sink(ev.KeyPublish(self.names[index], keys, blocks))
+
+    def _found(self, index: int, keys: list[str], span: list[int]) -> list[int]:
+        """The cached blocks of a span, where they are as many as the keys and both ends agree."""
+        all_blocks, null = self.pool.blocks, self.header.null
+        found = [n for n in span if n != null and all_blocks[n].block_hash is not None]
+        if len(found) != len(keys):
+            return []
+        agree = all((index, keys[i]) in self._hashes(found[i]) for i in (0, -1) if keys)
+        return found if agree else []
+
+    def _searched(self, index: int, keys: list[str], span: list[int]) -> list[int]:
+        """The blocks of the span that have these keys, one by one."""
+        known = {key: n for n in span if n != self.header.null for group, key in self._hashes(n) if group == index}
+        return [known[key] for key in keys if key in known]
+
+    def _balance(self) -> None:
+        free, capacity = self.pool.get_num_free_blocks(), self.pool.num_gpu_blocks - 1
+        self.sink(ev.Measure("pool", free=free, used=self.used, capacity=capacity))
+
+
+_WATCHED = (
+    "get_computed_blocks", "allocate_slots", "free", "cache_blocks", "remove_skipped_blocks", "evict_blocks",
+    "reset_prefix_cache", "take_events",
+)  # fmt: skip
+
+
+def _text(key: bytes | int) -> str:
+    return key.hex() if isinstance(key, bytes) else str(key)

@@ -1,0 +1,96 @@
+"""A real vLLM cache manager for our model geometry, and the header of its trace.
+
+Groups are the geometry's, one engine spec each: the engine's own planner would also merge layers that share a block
+size, which changes no block table's rules. Sizes of heads do not matter to the manager and are made up.
+"""
+
+import inspect
+from collections.abc import Callable
+from math import gcd, lcm
+from pathlib import Path
+from typing import Any
+
+from hybridkv_ref.adapters.vllm import CLAIMS, missing_features
+from hybridkv_ref.errors import InputError
+from hybridkv_ref.events import Engine, GroupSpec, Header
+from hybridkv_ref.models import Group, Model
+from hybridkv_ref.paths import SPEC_DIR
+from hybridkv_ref.spec_files import read_toml
+
+FILE = "engines/vllm.toml"
+
+
+def _accepted(call: Callable[..., Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in wanted.items() if name in inspect.signature(call).parameters}
+
+
+def build(model: Model, num_blocks: int, max_model_len: int, unit: int = 0, **options: Any) -> tuple[Any, Header]:
+    """A real manager for a model's groups, events on, and the header of its trace.
+
+    ``num_blocks`` counts the null block, which all groups share as they share the pool. ``unit``: tokens of a block of
+    a group whose geometry names none (a state's), default the model's alignment. ``options`` go to the manager where it
+    knows them; ``retention`` and ``eagle`` (group names) go to its configuration.
+    """
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core import single_type_kv_cache_manager
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.kv_cache_utils import init_none_hash
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+
+    missing_features(KVCacheManager)
+    if hasattr(single_type_kv_cache_manager, "register_all_kvcache_specs"):
+        single_type_kv_cache_manager.register_all_kvcache_specs(None)
+    init_none_hash(sha256)
+    eagle = options.pop("eagle", ())
+    groups = []
+    for group in model.groups:
+        marked = {"is_eagle_group": group.name in eagle} if eagle else {}
+        layers = [f"{group.name}.{i}" for i in range(group.layers)]
+        groups.append(KVCacheGroupSpec(layers, _spec(group, unit or model.alignment), **marked))
+    retention = {"prefix_cache_retention_interval": options.pop("retention", None)}
+    config = KVCacheConfig(num_blocks, [], groups, **_accepted(KVCacheConfig, retention))
+    sizes = [g.kv_cache_spec.block_size for g in groups]
+    known = {"scheduler_block_size": lcm(*sizes), "hash_block_size": gcd(*sizes), "enable_kv_cache_events": True}
+    manager = KVCacheManager(config, max_model_len, **_accepted(KVCacheManager.__init__, known | options))
+    return manager, describe(config, model, known["hash_block_size"])
+
+
+def _spec(group: Group, unit: int) -> Any:
+    import torch
+    from vllm.v1 import kv_cache_interface as kv
+
+    size = group.block_tokens or unit
+    head: dict[str, Any] = {"num_kv_heads": 1, "head_size": 64, "dtype": torch.bfloat16}
+    if group.shape == "state":
+        return kv.MambaSpec(size, ((64,),), (torch.float32,), mamba_cache_mode="align")
+    if group.shape == "window":
+        return kv.SlidingWindowSpec(block_size=size, sliding_window=group.span, **head)
+    if group.shape == "ring":
+        return kv.SlidingWindowMLASpec(block_size=size, sliding_window=(group.ratio or 1) + (group.halo or 0), **head)
+    if group.ratio == 1 and group.dtype_of == "kv":
+        return kv.FullAttentionSpec(block_size=size, **head)
+    ratio = _accepted(kv.MLAAttentionSpec, {"tokens_per_state": group.ratio, "compress_ratio": group.ratio})
+    return kv.MLAAttentionSpec(block_size=size, **ratio, **head)
+
+
+def describe(config: Any, model: Model | None, unit: int, spec: Path = SPEC_DIR) -> Header:
+    """The header for a manager's configuration: groups as our geometry has them, else as its own specs say."""
+    import vllm
+
+    kinds: Any = read_toml(spec / FILE, FILE)["kinds"]
+    groups = []
+    for index, group in enumerate(config.kv_cache_groups):
+        own = group.kv_cache_spec
+        shared = {"block": own.block_size, "reuse": bool(getattr(own, "prefix_cacheable", True))}
+        if model is not None:
+            g = model.groups[index]
+            groups.append(GroupSpec(g.name, g.kind, ratio=g.ratio or 1, halo=g.halo or 0, window=g.span or 0, **shared))
+            continue
+        kind = next((kinds[c.__name__] for c in type(own).__mro__ if c.__name__ in kinds), None)
+        if kind is None:
+            raise InputError(f"{FILE}:kinds: no kind for the engine's {type(own).__name__}")
+        window = getattr(own, "sliding_window", None) or getattr(own, "attention_chunk_size", None) or 0
+        ratio = int(getattr(own, "tokens_per_state", 1))
+        groups.append(GroupSpec(f"group{index}", kind, ratio=max(ratio, 1), window=window, **shared))
+    engine, name = Engine("vllm", str(getattr(vllm, "__version__", ""))), model.name if model else None
+    return Header("hybridkv.events/1", engine=engine, model=name, unit=unit, groups=tuple(groups), capabilities=CLAIMS)

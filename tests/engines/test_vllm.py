@@ -1,0 +1,136 @@
+"""vLLM's real manager under the oracle: clean when driven by chance, planted faults named, findings as stated.
+
+Engines run in an interpreter of their own, named by an environment variable; without it their tests are skipped.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_env import CHECKOUT, HERE, VARIABLE, RunIn, lines
+
+MODELS = (
+    "gpt-oss-20b",
+    "gpt-oss-20b:32,48",
+    "gemma-3-27b",
+    "deepseek-v4-flash",
+    "deepseek-v3.2",
+    "qwen3-next-80b-a3b",
+)
+PATCHED = (
+    "announced_span_is_not_dense",
+    "eagle_drop_not_verified_again",
+    "partial_tail_never_found",
+    "reuse_report_announces_null_blocks",
+)
+FINDINGS = tuple(sorted(p.stem for p in (HERE / "findings").glob("*.py")))
+
+
+@pytest.fixture(scope="session")
+def in_vllm() -> RunIn:
+    """Runs a script of this folder there; gives the finished process."""
+    python = os.environ.get(VARIABLE)
+    if not python:
+        pytest.skip(f"{VARIABLE} names no interpreter with vLLM")
+    if not Path(python).is_file():
+        pytest.skip(f"{VARIABLE}: no file {python}")
+    engine = {"HF_HUB_OFFLINE": "1", "VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR"}
+    env = dict(os.environ, PYTHONPATH=str(CHECKOUT), **engine)
+
+    def run(script: str, *args: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run([python, str(HERE / script), *args], env=env, capture_output=True, text=True, check=False)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def driven(in_vllm: RunIn) -> dict[tuple[str, int], dict[str, Any]]:
+    """Each model for some steps, with one and with two steps in flight."""
+    found = [
+        one
+        for depth in (1, 2)
+        for one in lines(in_vllm("vllm_driver.py", "--steps", "300", "--depth", str(depth), "--model", *MODELS))
+    ]
+    return {(one["model"], one["depth"]): one for one in found}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("model", MODELS)
+def test_driven_by_chance(driven: dict[tuple[str, int], dict[str, Any]], model: str, depth: int) -> None:
+    """The oracle refuses nothing, has judged everything, and no hit is longer than what can be resumed."""
+    one = driven[model, depth]
+    assert one["refusals"] == []
+    assert one["skipped"] == 0
+    assert one["begun"] > 20
+    assert "longer" not in one
+    assert one["hit_tokens"] > 0
+    assert one["hit_tokens"] + one.get("lost_tokens", 0) == one["best_tokens"]
+    if model != "deepseek-v4-flash":
+        assert one.get("lost_tokens", 0) == 0
+    assert one["missing"] == {}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("model", MODELS)
+def test_driven_for_long(in_vllm: RunIn, model: str) -> None:
+    """20,000 steps per model, two steps in flight."""
+    done = in_vllm("vllm_driver.py", "--steps", "4000", "--depth", "2", "--seed", *"12345", "--model", model)
+    assert [one["refusals"] for one in lines(done)] == [[]] * 5
+
+
+@pytest.fixture(scope="module")
+def hunted(in_vllm: RunIn) -> list[dict[str, Any]]:
+    return lines(in_vllm("vllm_faults.py"))
+
+
+def test_planted_faults_are_named(hunted: list[dict[str, Any]]) -> None:
+    """Each is caught, and by a rule that it breaks."""
+    assert len(hunted) >= 15
+    assert [one["fault"] for one in hunted if not one["named"]] == []
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_finding_is_as_stated(in_vllm: RunIn, name: str) -> None:
+    """The script imports the engine only, and sees what it says."""
+    source = (HERE / "findings" / f"{name}.py").read_text()
+    assert len(source.splitlines()) <= 60
+    assert "hybridkv" not in source
+    done = in_vllm(f"findings/{name}.py")
+    assert (done.returncode, done.stderr.count("Traceback")) == (1, 0), done.stdout + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("name", PATCHED)
+def test_finding_is_gone_with_a_patch(in_vllm: RunIn, name: str) -> None:
+    """A minimal patch of the engine turns the script green."""
+    done = in_vllm("vllm_patched.py", name, str(HERE / "findings" / f"{name}.py"))
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+
+
+def test_live_from_the_engines_own_publisher(in_vllm: RunIn) -> None:
+    """A publisher in another process; every event arrives and is judged."""
+    python = os.environ[VARIABLE]
+    env = dict(os.environ, PYTHONPATH=str(CHECKOUT), HF_HUB_OFFLINE="1", VLLM_TARGET_DEVICE="cpu")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    command = [python, str(HERE / "vllm_publisher.py"), address.replace("127.0.0.1", "*"), "gpt-oss-20b", "60"]
+    pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, env=env, text=True, **pipe) as publisher:  # type: ignore[call-overload]
+        assert publisher.stdout.readline() == "ready\n"
+        reader = [python, "-m", "hybridkv_ref.cli", "events", address, "--format", "vllm", "--idle", "8"]
+        with subprocess.Popen(reader, env=env, text=True, stdout=subprocess.PIPE) as live:
+            # A PUB socket drops what nobody subscribed to yet: the reader says nothing, so it gets time to be there.
+            subprocess.run([sys.executable, "-c", "import time; time.sleep(4)"], check=True)
+            publisher.stdin.write("\n")
+            publisher.stdin.flush()
+            count = int(publisher.stdout.readline())
+            printed = live.communicate()[0]
+            publisher.stdin.write("\n")
+            publisher.stdin.flush()
+            assert live.returncode == 0, printed
+    assert f"{count} events of 2 groups, 0 refused" in printed
+    assert "gaps" not in printed

@@ -1,0 +1,326 @@
+"""Drives vLLM's real manager by chance, the oracle in lock step. Runs in the engine's own environment.
+
+    python tests/engines/vllm_driver.py --model gpt-oss-20b --steps 2000 --seed 1
+
+Prints one line of JSON: steps, events, refusals, and what the engine's hits were worth against the longest sound ones.
+"""
+
+import argparse
+import json
+import math
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from hybridkv_ref import Oracle
+from hybridkv_ref.adapters.vllm import Attached
+from hybridkv_ref.adapters.vllm_build import build
+from hybridkv_ref.events import Event
+from hybridkv_ref.models import Model, load_model
+from hybridkv_ref.oracle_records import Refusal
+
+MODELS = {
+    "gpt-oss-20b": 60,
+    "gpt-oss-20b:32,48": 40,
+    "gemma-3-27b": 260,
+    "deepseek-v4-flash": 900,
+    "deepseek-v3.2": 40,
+    "qwen3-next-80b-a3b": 18,
+}
+"""Blocks of the pool by model: room for a few requests. After a colon: block sizes by group, other than the model's."""
+
+
+def geometry(name: str) -> Model:
+    """A model, with other blocks where the name says so."""
+    base, _, sizes = name.partition(":")
+    model = load_model(base)
+    if not sizes:
+        return model
+    blocks = map(int, sizes.split(","))
+    groups = [msgspec.structs.replace(g, block_tokens=b) for g, b in zip(model.groups, blocks, strict=True)]
+    return msgspec.structs.replace(model, groups=tuple(groups))
+
+
+class Driver:
+    """A scheduler in small: chunked prefill, decode, drafts, steps in flight, preemption, external tokens."""
+
+    def __init__(
+        self, name: str, seed: int, blocks: int = 0, depth: int = 1, evict: float = 0.02, **options: Any
+    ) -> None:
+        from vllm.sampling_params import SamplingParams
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+        from vllm.v1.request import Request, RequestStatus
+
+        self.chance, self.depth, self.evict, self.status = random.Random(seed), depth, evict, RequestStatus
+        model = geometry(name)
+        self.manager, self.header = build(model, blocks or MODELS.get(name, 100), 1 << 14, **options)
+        self.oracle, self.events = Oracle(self.header), 0
+        self.refusals: list[Refusal] = []
+        self.trail: list[Event] = []
+        self.attached = Attached(self.manager, self.header, self.hear)
+        self.align = math.lcm(*(g.block for g in self.header.groups))
+        self.states = any(g.shape == "state" for g in model.groups)
+        self.windows = max([g.window for g in self.header.groups])
+        self.gate = "admission of whole sequences" not in self.attached.missing
+        self.hasher = get_request_block_hasher(self.header.unit, sha256)
+        self.make: Callable[[str, list[int], str | None], Any] = lambda name, tokens, salt: Request(
+            name, tokens, SamplingParams(max_tokens=64), None, block_hasher=self.hasher, cache_salt=salt
+        )
+        top = min(
+            6 * self.align + 2 * self.windows,
+            (blocks or MODELS.get(name, 100)) * min(g.block for g in self.header.groups),
+        )
+        self.stems = [[self.chance.randrange(1 << 20) for _ in range(top)] for _ in range(3)]
+        self.waiting: list[Any] = []
+        self.running: list[Any] = []
+        self.loading: list[Any] = []
+        self.flight: dict[str, list[int]] = {}
+        self.past: list[list[int]] = []
+        self.count = 0
+        self.stats: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()
+
+    def hear(self, event: Event) -> None:
+        self.events += 1
+        self.trail.append(event)
+        found = self.oracle.feed(event).refusals
+        self.refusals += found
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def arrive(self) -> None:
+        c = self.chance
+        if self.past and c.random() < 0.4:
+            tokens = list(c.choice(self.past))
+            if c.random() < 0.4:
+                tokens = tokens[: c.randint(1, len(tokens))]
+        else:
+            stem = c.choice(self.stems)
+            cut = c.randint(0, len(stem))
+            if c.random() < 0.5:
+                cut -= cut % self.align
+            tokens = stem[:cut] + [c.randrange(1 << 20) for _ in range(c.randint(1, self.align + 5))]
+        self.past = [*self.past[-5:], tokens]
+        self.count += 1
+        salt = "s" if c.random() < 0.1 else None
+        self.waiting.append(self.make(f"r{self.count}", tokens, salt))
+
+    def chunk(self, request: Any, at: int) -> int:
+        """Tokens of the next step from ``at`` on; states end their chunks on whole blocks, as the scheduler does."""
+        left = request.num_tokens - at
+        size = self.chance.choice((self.align, 2 * self.align, 3 * self.align + 7, left))
+        count = min(left, max(size, 1))
+        if self.states and at < request.num_tokens:
+            last = request.num_tokens - request.num_tokens % self.align
+            if at < last:
+                end = min(at + max(count, self.align), last)
+                count = max(end - end % self.align - at, 0) or min(self.align - at % self.align, left)
+        return int(count)
+
+    def begin(self) -> None:
+        request = self.waiting[0]
+        known = request.request_id in self.oracle.state.requests
+        blocks, used, *junction = self.manager.get_computed_blocks(request)
+        self.judge(request, used)
+        request.shared_prefix_boundary = junction[0] if junction else 0
+        outside, delayed = 0, False
+        left = request.num_tokens - 1 - used
+        if left > self.align and self.chance.random() < 0.15 and not self.states and not known:
+            outside = self.chance.randint(1, left // self.align) * self.align
+            delayed = self.chance.random() < 0.5
+        count = 0 if delayed else self.chunk(request, used + outside)
+        got = self.manager.allocate_slots(
+            request, count, num_new_computed_tokens=used, new_computed_blocks=blocks,
+            num_external_computed_tokens=outside, delay_cache_blocks=delayed,
+            **({"full_sequence_must_fit": self.chance.random() < 0.5} if self.gate else {}),
+        )  # fmt: skip
+        if got is None:
+            self.stats["refused"] += 1
+            return
+        self.waiting.pop(0)
+        self.stats["begun"] += 1
+        request.num_computed_tokens = used + outside + count
+        if delayed:
+            request.num_computed_tokens = used
+            request.outside = outside
+            self.loading.append(request)
+            return
+        request.status = self.status.RUNNING
+        self.flight[request.request_id] = [count]
+        request.num_in_flight_tokens = count
+        self.running.append(request)
+
+    def judge(self, request: Any, used: int) -> None:
+        """The engine's hit against the longest one."""
+        if request.request_id not in self.oracle.state.requests or self.oracle.state.requests[request.request_id].lost:
+            return
+        best = self.oracle.expected_hit(request.request_id)
+        self.stats["lookups"] += 1
+        self.stats["hit_tokens"] += used
+        self.stats["best_tokens"] += best.r
+        if used != best.r:
+            self.stats["longer" if used > best.r else "shorter"] += 1
+            if used < best.r:
+                self.lost[f"{used} of {best.r} by {' '.join(self.blamed(request, best.r))}"] += 1
+                self.stats["lost_tokens"] += best.r - used
+
+    def blamed(self, request: Any, best: int) -> list[str]:
+        """The groups of which the engine, asked for each alone, finds less than the best position."""
+        find = getattr(self.manager.coordinator, "find_longest_cache_hit_per_group", None)
+        if find is None:
+            return ["?"]
+        reach = find(request.block_hashes, best)[1]
+        return [g.name for g, r in zip(self.header.groups, reach, strict=True) if r < best]
+
+    def finish_step(self, request: Any) -> None:
+        flight = self.flight[request.request_id]
+        if flight:
+            request.num_in_flight_tokens = getattr(request, "num_in_flight_tokens", 0) - flight.pop(0)
+        if request.num_computed_tokens - request.num_in_flight_tokens >= request.num_tokens:
+            request.append_output_token_ids(self.chance.randrange(1 << 20))
+
+    def advance(self, request: Any) -> None:
+        at, flight = request.num_computed_tokens, self.flight[request.request_id]
+        while len(flight) >= self.depth or (flight and at >= request.num_tokens):
+            self.finish_step(request)
+        drafts = 0
+        if at >= request.num_tokens - 1 and not self.states and self.depth == 1 and self.chance.random() < 0.3:
+            drafts = self.chance.randint(1, 4)
+        count = (self.chunk(request, at) if at < request.num_tokens else 1) + drafts
+        ahead = self.chance.choice((0, 0, 3)) if not self.states else 0
+        while self.manager.allocate_slots(request, count, num_lookahead_tokens=ahead) is None:
+            victim = self.running[-1]
+            self.stop(victim)
+            if victim is request:
+                return
+        request.num_computed_tokens += count
+        request.num_in_flight_tokens = getattr(request, "num_in_flight_tokens", 0) + count
+        flight.append(count)
+        if drafts:
+            self.finish_step(request)
+            taken = self.chance.randint(0, drafts)
+            request.num_computed_tokens -= drafts - taken
+            request.append_output_token_ids([self.chance.randrange(1 << 20) for _ in range(taken)]) if taken else None
+            while request.num_tokens <= request.num_computed_tokens:
+                request.append_output_token_ids(self.chance.randrange(1 << 20))
+
+    def stop(self, request: Any, status: Any = None) -> None:
+        """Preempts, or ends."""
+        self.running.remove(request)
+        request.num_in_flight_tokens = 0
+        self.flight.pop(request.request_id, None)
+        if status is not None:
+            request.status = status
+        self.manager.free(request)
+        if status is None:
+            self.stats["preempted"] += 1
+            request.status = self.status.PREEMPTED
+            request.num_computed_tokens = 0
+            self.waiting.insert(0, request)
+
+    def step(self) -> None:
+        c = self.chance
+        if hasattr(self.manager, "new_step_starts"):
+            self.manager.new_step_starts()
+        self.manager.take_events()
+        if len(self.waiting) < 3 and c.random() < 0.5:
+            self.arrive()
+        if self.waiting and len(self.running) < 5:
+            self.begin()
+        for request in list(self.loading):
+            if c.random() < 0.4:
+                self.loading.remove(request)
+                self.land(request, c.random() < 0.8)
+        for request in list(self.running):
+            if request in self.running and c.random() < 0.8:
+                self.advance(request)
+        for request in list(self.running):
+            if request.num_output_tokens > c.randint(2, 40) or c.random() < 0.02:
+                ends = (self.status.FINISHED_STOPPED, self.status.FINISHED_ABORTED)
+                self.stop(request, ends[c.random() < 0.3])
+        if c.random() < self.evict:
+            cached = [b.block_id for b in self.manager.block_pool.blocks if b.block_hash is not None and not b.ref_cnt]
+            if cached:
+                self.manager.evict_blocks(set(c.sample(cached, min(len(cached), c.randint(1, 3)))))
+        if c.random() < 0.01:
+            if c.random() < 0.5:
+                self.end()
+            self.stats["resets"] += bool(self.manager.reset_prefix_cache())
+
+    def land(self, request: Any, ok: bool) -> None:
+        """The tokens of a connector have arrived, or not: then the request begins again."""
+        self.attached.loaded(request, ok)
+        self.running.append(request)
+        self.flight[request.request_id] = []
+        request.status = self.status.RUNNING
+        if ok:
+            request.num_computed_tokens += request.outside
+            self.manager.cache_blocks(request, min(request.num_computed_tokens, request.num_tokens))
+        else:
+            self.stop(request)
+
+    def end(self) -> None:
+        for request in list(self.loading):
+            self.land(request, False)
+        self.loading.clear()
+        for request in list(self.running):
+            self.stop(request, self.status.FINISHED_STOPPED)
+
+
+def drive(a: argparse.Namespace, model: str, seed: int) -> dict[str, Any]:
+    """One run until its end or the first refusal."""
+    begun = time.process_time()
+    options = {} if a.retention is None else {"retention": a.retention}
+    driver = Driver(model, seed, a.blocks, a.depth, a.evict, **options)
+    done = 0
+    while done < a.steps and not driver.refusals:
+        driver.step()
+        done += 1
+    if not driver.refusals:
+        driver.end()
+    if driver.refusals and a.show:
+        at = driver.refusals[0].index
+        for number, event in enumerate(driver.trail[max(0, at - a.show) : at], max(0, at - a.show) + 1):
+            print(number, event, file=sys.stderr)
+        print(driver.oracle.explain(driver.refusals[0]), file=sys.stderr)
+    return {
+        "model": model,
+        "seed": seed,
+        "depth": a.depth,
+        "steps": done,
+        "events": driver.events,
+        "refusals": [f"{r} {', '.join(r.rules)}" for r in driver.refusals[:3]],
+        **driver.stats,
+        "lost": driver.lost.most_common(5),
+        "partial_entries": driver.attached.parts,
+        "missing": driver.attached.missing,
+        "skipped": driver.oracle.state.skipped,
+        "cpu_s": round(time.process_time() - begun, 1),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", nargs="+", default=["gpt-oss-20b"])
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--seed", type=int, nargs="+", default=[1])
+    parser.add_argument("--blocks", type=int, default=0, help="of the pool, the null block included")
+    parser.add_argument("--depth", type=int, default=1, help="steps in flight")
+    parser.add_argument("--evict", type=float, default=0.02, help="chance per step that cached blocks are evicted")
+    parser.add_argument("--retention", type=int, default=None, help="the engine's prefix_cache_retention_interval")
+    parser.add_argument("--show", type=int, default=0, help="events to print before a refusal")
+    a = parser.parse_args()
+    found = [drive(a, model, seed) for model in a.model for seed in a.seed]
+    for one in found:
+        print(json.dumps(one))
+    return int(any(one["refusals"] for one in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Runs a script with one minimal patch of vLLM applied in memory: ``vllm_patched.py PATCH SCRIPT``.
+
+A patch replaces lines of one function; it is refused where they are not found exactly once.
+"""
+
+import inspect
+import runpy
+import sys
+import textwrap
+from typing import Any
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+
+PATCHES: dict[str, tuple[Any, str, tuple[tuple[str, str], ...]]] = {
+    "eagle_drop_not_verified_again": (
+        HybridKVCacheCoordinator,
+        "find_longest_cache_hit",
+        (
+            (
+                "            if drop_eagle_block:\n                eagle_verified.add(idx)\n            elif _new",
+                "            if _new",
+            ),
+            (
+                "eagle_verified.clear()\n            curr_hit",
+                (
+                    "eagle_verified.clear()\n            if drop_eagle_block:\n"
+                    "                eagle_verified.add(idx)\n            curr_hit"
+                ),
+            ),
+        ),
+    ),
+    "partial_tail_never_found": (
+        FullAttentionManager,
+        "cache_blocks",
+        (
+            (
+                "if self.block_size == hash_block_size:",
+                "if hash_block_size in (self.block_size,) or self.cache_hit_alignment_tokens != hash_block_size:",
+            ),
+        ),
+    ),
+    "announced_span_is_not_dense": (
+        BlockPool,
+        "cache_full_blocks",
+        (
+            ("curr_mm_idx = 0\n", "curr_mm_idx = 0\n        announced = []\n"),
+            (
+                "extra_keys_list.append(extra_keys)\n",
+                (
+                    "extra_keys_list.append(extra_keys)\n"
+                    "            announced += request.all_token_ids[block_start:block_end]\n"
+                ),
+            ),
+            (
+                "lookahead_token_ids=lookahead_token_ids,\n            )\n        )\n",
+                (
+                    "lookahead_token_ids=lookahead_token_ids,\n            )\n        )\n"
+                    "        self.kv_event_queue[-1].token_ids = announced\n"
+                ),
+            ),
+        ),
+    ),
+    "reuse_report_announces_null_blocks": (
+        BlockPool,
+        "emit_cached_block_events",
+        (
+            (
+                "    block_start = i * block_size\n",
+                (
+                    "    if self.get_cached_block(block_hashes[i], [kv_cache_group_id]) is None:\n"
+                    "            continue\n        block_start = i * block_size\n"
+                ),
+            ),
+        ),
+    ),
+}
+
+
+def patch(name: str) -> None:
+    """Applies one patch."""
+    owner, function, changes = PATCHES[name]
+    old = inspect.getattr_static(owner, function)
+    source = textwrap.dedent(inspect.getsource(old)).replace("super().", f"super({owner.__name__}, self).")
+    for before, after in changes:
+        if source.count(before) != 1:
+            raise SystemExit(f"{name}: {source.count(before)} places for the patch: {before!r}")
+        source = source.replace(before, after)
+    space = vars(sys.modules[owner.__module__])
+    made: dict[str, Any] = {}
+    exec(source, space, made)
+    setattr(owner, function, made[function])
+
+
+if __name__ == "__main__":
+    patch(sys.argv[1])
+    runpy.run_path(sys.argv[2], run_name="__main__")
