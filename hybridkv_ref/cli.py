@@ -15,41 +15,6 @@ from hybridkv_ref.errors import InputError
 from hybridkv_ref.paths import SPEC_DIR
 
 
-def cmd_events(args: argparse.Namespace) -> int:
-    """Validates the event stream that an engine publishes; exit code 1 if a row refuses an event."""
-    import msgspec
-
-    from hybridkv_ref.adapters.event_stream import EventStream, StreamJudge, live_batches, read_batches
-
-    stream = EventStream(args.format, args.spec)
-    judge, kept = StreamJudge(stream), []
-    live = "://" in args.input
-    batches = (
-        ((b, place, seq) for b, place, seq, _ in live_batches(args.input, args.idle, args.topic))
-        if live
-        else ((b, place, -1) for b, place in read_batches(Path(args.input)))
-    )
-    for batch, place, seq in batches:
-        for event in stream.batch(batch, place, seq):
-            judge.feed(event, place)
-            if args.out:
-                kept.append(event)
-    if not judge.events:
-        raise InputError(f"{args.input}:1: no event")
-    if args.out:
-        lines = [stream.header(stream.groups.values()), *kept]
-        temporary = args.out.with_name(args.out.name + ".part")
-        temporary.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-        temporary.replace(args.out)
-    for place, refusal in judge.refusals[: args.show]:
-        print(f"{place}: {refusal} ({', '.join(refusal.rules)})")
-    notes = [f"{len(judge.refusals)} refused"]
-    notes += [f"{stream.gaps} gaps"] if stream.gaps else []
-    notes += [f"{stream.untold} removals of unknown entries not judged"] if stream.untold else []
-    print(f"{args.input}: {judge.events} events of {len(stream.groups)} groups, {', '.join(notes)}")
-    return 1 if judge.refusals else 0
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     from hybridkv_ref.workloads import DEFAULT_WORKLOAD, WORKLOADS
