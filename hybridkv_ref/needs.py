@@ -102,11 +102,21 @@ def prover_form(spec: RecoverySpec, need: Need, declared: Declared) -> tuple[Exp
     return rewrite(need.lo, turn), rewrite(need.hi, turn)
 
 
+def _read_by_the_joint_row(declared: Declared, kind: str, yes_or_no: str, *numbers: str) -> Mapping[str, Ref]:
+    """What a request of this kind can read; InputError if one of these variables is not there, or of another type."""
+    names = declared.scope("request", {"self": kind}).names
+    for name in (yes_or_no, *numbers):
+        if name not in names or names[name].type.number != (name in numbers):
+            wanted = "number" if name in numbers else "yes or no"
+            raise InputError(f"{FILE}: need.{kind}: the joint row reads '{name}': the tables have no such {wanted}")
+    return names
+
+
 def held_everywhere(raw: Mapping[str, object], declared: Declared, kind: str) -> Expr:
     """What the conjuncts are for: some lease holds the token PROBE, if it is one of the needed positions."""
     spec, needs = read_needs(raw)
     lo, hi = prover_form(spec, needs[kind], declared)
-    names = declared.scope("request", {"self": kind}).names
+    names = _read_by_the_joint_row(declared, kind, "req.uses", "PROBE", "req.at_probe")
     probe = names["PROBE"]
     needed = Op("and", (names["req.uses"], Op("<=", (lo, probe), BOOL), Op("<", (probe, hi), BOOL)), BOOL)
     return Op("implies", (needed, Op(">", (names["req.at_probe"], Lit(0, INT)), BOOL)), BOOL)
@@ -120,7 +130,7 @@ def resume_guards(raw: Mapping[str, object], declared: Declared) -> dict[str, tu
         if kind not in needs:
             raise InputError(f"{FILE}: need.{kind}: missing; a cacheable kind needs a recovery entry")
         lo, hi = prover_form(spec, needs[kind], declared)
-        names = declared.scope("request", {"self": kind}).names
+        names = _read_by_the_joint_row(declared, kind, "req.uses", "req.hits", "req.cov_lo", "req.cov")
         cover_lo, cover = names["req.cov_lo"], names["req.cov"]
         idle = Op("or", (Op("not", (names["req.uses"],), BOOL), Op(">=", (lo, hi), BOOL)), BOOL)
         parts = [
