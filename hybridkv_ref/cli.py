@@ -84,7 +84,19 @@ def cmd_check(args: argparse.Namespace) -> int:
     if args.markdown:
         write_whole(args.markdown, markdown(report).encode())
     Console().print(render(report))
-    return 0 if report.summary.passed else 1
+    passed = report.summary.passed
+    if args.lockstep:
+        from hybridkv_ref.allocator.lockstep import lockstep
+
+        run = lockstep(args.lockstep, spec=args.spec)
+        print(
+            f"lock step: {run.steps:,} steps, {run.rows:,} rows of {run.events} events, {run.requests:,} requests, "
+            f"{run.hits:,} hits read: {len(run.faults)} differences"
+        )
+        for fault in run.faults[:10]:
+            print(f"  {fault}")
+        passed = passed and not run.faults
+    return 0 if passed else 1
 
 
 def cmd_mutate(args: argparse.Namespace) -> int:
@@ -193,6 +205,8 @@ def cmd_simulate(args: argparse.Namespace) -> int:
     requests: Iterator[Request] = (
         read_trace(args.trace) if args.trace else generate(args.workload, args.requests, args.seed)
     )
+    if args.memory == "real":
+        return _on_real_memory(args, requests)
     report = simulate(
         requests,
         load_model(args.model, args.spec),
@@ -232,6 +246,29 @@ def cmd_validate(args: argparse.Namespace) -> int:
     return 1 if report.refusals else 0
 
 
+def _on_real_memory(args: argparse.Namespace, requests: "Iterator[Request]") -> int:
+    import msgspec
+    from rich.console import Console
+    from rich.table import Table
+
+    from hybridkv_ref.allocator.replay import replay
+    from hybridkv_ref.models import load_model
+
+    if args.recovery != "full" or args.io_bandwidth:
+        raise InputError("simulate:memory: real memory recovers in full, at the speed of its disk")
+    model = load_model(args.model, args.spec)
+    report = replay(requests, model, size(args.gpu_memory), size(args.disk), args.alignment, args.spec)
+    if args.json:
+        print(msgspec.json.encode(report).decode())
+        return 0
+    table = Table("on real memory", "")
+    for name, value in msgspec.structs.asdict(report).items():
+        shown = ", ".join(f"{k} {v:,}" for k, v in value.items()) if isinstance(value, dict) else value
+        table.add_row(name.replace("_", " "), f"{shown:,}" if isinstance(shown, int) else str(shown))
+    Console().print(table)
+    return 0
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     from hybridkv_ref.workloads import DEFAULT_WORKLOAD, WORKLOADS
@@ -252,6 +289,9 @@ def parser() -> argparse.ArgumentParser:
     sub = command("check", cmd_check)
     sub.add_argument("--kind", default="", help="only rows and claims of this kind, no searches")
     sub.add_argument("--deep", action="store_true", help="also mutants, skipped obligations, other evaluators")
+    sub.add_argument(
+        "--lockstep", type=float, default=0, metavar="SECONDS", help="also drive the allocator beside the tables"
+    )
     sub.add_argument("--json", type=Path, metavar="FILE", help="write the whole report as JSON")
     sub.add_argument("--markdown", type=Path, metavar="FILE", help="write a summary as Markdown")
     sub.add_argument("--no-cache", action="store_true", help="prove everything again and store nothing")
@@ -294,6 +334,12 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--disk", default="0", metavar="SIZE", help="durable store (default: none)")
     sub.add_argument("--alignment", type=int, metavar="N", help="tokens (default: the model's)")
     sub.add_argument("--recovery", choices=("full", "bounded", "zero-exact"), default="full")
+    sub.add_argument(
+        "--memory",
+        choices=("tables", "real"),
+        default="tables",
+        help="real: the reference allocator's arenas and files",
+    )
     sub.add_argument("--io-bandwidth", metavar="RATE", help="bytes per second of loads, e.g. 25GB/s")
     sub.add_argument("--workload", choices=WORKLOADS, default=DEFAULT_WORKLOAD, help="what to generate without a trace")
     sub.add_argument("--requests", type=int, default=1000, help="how many to generate")

@@ -9,8 +9,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from hybridkv_ref.lanes import DEVICE, Maker, pressure
 from hybridkv_ref.policy import Policy
-from hybridkv_ref.sim_machine import DEVICE, GroupRows, Machines, Maker, pressure
+from hybridkv_ref.sim_machine import GroupRows, Machines
 from hybridkv_ref.sim_tree import Cell, Node, Tree
 
 Hole = tuple[Cell, int, int, int, int]

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from hybridkv_ref.lanes import STORE, Maker, pressure
 from hybridkv_ref.machine import Entity
 from hybridkv_ref.sim_cache import Cache
-from hybridkv_ref.sim_machine import MEDIUM, STORE, GroupRows, Maker, pressure
+from hybridkv_ref.sim_machine import MEDIUM, GroupRows
 from hybridkv_ref.sim_tree import Cell, StoredObject
 
 

@@ -45,7 +45,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def package_files(source: Path) -> set[str]:
     """The files that every distribution must have, by their path in it."""
-    real = {path.relative_to(source) for path in (source / "hybridkv_ref").glob("*.py")}
+    own = ("hybridkv_ref", "hybridkv_ref/allocator")
+    real = {path.relative_to(source) for folder in own for path in (source / folder).glob("*.py")}
     real |= {Path("hybridkv_ref/py.typed")}
     spec = [("spec", suffix) for suffix in (".toml", ".md", ".jsonl")]
     for folder, suffix in (("kernels", ".py"), ("model_checks", ".py"), *spec):

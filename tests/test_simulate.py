@@ -12,6 +12,7 @@ import pytest
 
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.exact_start import layer_stack, zero_exact_hit
+from hybridkv_ref.lanes import deal
 from hybridkv_ref.machine import Refused
 from hybridkv_ref.models import Group, Model, load_model, model_names
 from hybridkv_ref.paths import SPEC_DIR
@@ -19,7 +20,7 @@ from hybridkv_ref.policy import Policy, load_policy
 from hybridkv_ref.recovery import Contents, Hit, bounded_hit, cache_group, longest_hit
 from hybridkv_ref.request_traces import Request, read_trace
 from hybridkv_ref.sim_drain import NotDrainedError
-from hybridkv_ref.sim_machine import GroupRows, deal
+from hybridkv_ref.sim_machine import GroupRows
 from hybridkv_ref.sim_plan import Path as TreePath
 from hybridkv_ref.sim_plan import Plan
 from hybridkv_ref.sim_report import Report, report_table

@@ -1,0 +1,251 @@
+"""The books that are kept with each row: memory of segments, their place in the index, spare records.
+
+A row decides; what follows here is only what the new table state means for memory: a segment in an EMPTY stage holds
+no slots, one that has shrunk gives slots back, one that is readable and has a key can be found.  It happens under the
+lock, in the same atomic step as the row.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hybridkv_ref.allocator.abi import describe
+from hybridkv_ref.allocator.arena import Arena, Slots
+from hybridkv_ref.allocator.geometry import Geometry, GroupGeometry
+from hybridkv_ref.allocator.index import PrefixIndex
+from hybridkv_ref.allocator.ledger import Ledger
+from hybridkv_ref.allocator.records import CacheSegment, Lease, Request, StatePointer
+from hybridkv_ref.layouts import Page
+
+
+class Book:
+    """Arenas, index and records below one ledger."""
+
+    def __init__(
+        self, ledger: Ledger, geometry: Geometry, caps: Mapping[str, int], device: torch.device | str, poison: bool
+    ) -> None:
+        self.ledger, self.geometry = ledger, geometry
+        self.readable = [ledger.sets(g.kind, "READABLE") for g in geometry.groups]
+        self.empty = [ledger.sets(g.kind, "EMPTY") for g in geometry.groups]
+        self.quiet = [ledger.sets(g.kind, "QUIET") for g in geometry.groups]
+        self.index = PrefixIndex(geometry, self.readable)
+        self.abi = [describe(g).identifier() for g in geometry.groups]
+        self.arenas: dict[Page, Arena] = {}
+        for group in geometry.groups:
+            if group.page not in self.arenas:
+                # As many slots as the caps of all kinds with groups on this page could fill.
+                kinds = {g.kind for g in geometry.groups if g.page == group.page}
+                slots = sum(caps[kind] for kind in kinds) // group.page.stride
+                self.arenas[group.page] = Arena(group.page, slots, device, poison)
+        self.make_segment = [
+            ledger.maker(ledger.lane_of[g.name], "segment", g.kind, group=g.index, **self._stored_keys(g))
+            for g in geometry.groups
+        ]
+        self.spare: list[list[CacheSegment]] = [[] for _ in geometry.groups]
+        self.segments: list[CacheSegment] = []
+        self.by_entity: dict[int, CacheSegment] = {}
+        self.make_lease = ledger.maker(ledger.lanes[0], "lease")
+        self.make_copy = ledger.maker(ledger.lanes[0], "copy")
+        self.leases: list[Any] = []
+        self.copies: list[Any] = []
+        self.clock = 0
+        # The evictor's: a segment may be evicted, a segment is gone.
+        self.on_rest: Callable[[CacheSegment], None] = lambda segment: None
+        self.on_empty: Callable[[CacheSegment], None] = lambda segment: None
+
+    def _stored_keys(self, group: GroupGeometry) -> dict[str, bool]:
+        """The keys that a rebuild encodes anew are those that the segment stores."""
+        return {"keys": True} if "rebuilds" in self.ledger.tables.kinds[group.kind].capabilities else {}
+
+    # -- records -------------------------------------------------------------------------------------------------------
+    def new_segment(self, group: GroupGeometry) -> CacheSegment:
+        """A record of this group that holds nothing."""
+        with self.ledger.lock:
+            if self.spare[group.index]:
+                return self.spare[group.index].pop()
+            segment = CacheSegment(group, self.make_segment[group.index]())
+            self.segments.append(segment)
+            self.by_entity[id(segment.entity)] = segment
+            return segment
+
+    def new_lease(self, segment: CacheSegment, request: Request) -> Lease:
+        """A lease of nothing yet, that of ``request`` on ``segment`` from now on."""
+        with self.ledger.lock:
+            entity = self.leases.pop() if self.leases else self.make_lease()
+            lane = self.ledger.lane_of[segment.group.name]
+            entity.refs["self"], entity.refs["req"] = segment.entity, request.records[lane.index]
+            return Lease(segment, request, entity)
+
+    def close_lease(self, lease: Lease) -> None:
+        """The lease is let go of: its record may be used again, once no step in flight reads through it."""
+        with self.ledger.lock:
+            if not lease.entity.in_flight:
+                self.leases.append(lease.entity)
+
+    def dispatch(self, lease: Lease) -> None:
+        """A step that reads all of a leased segment is handed to the device; it completes later, in any case."""
+        self.fire_lease(lease, "dispatch", upto=lease.segment.entity.end)
+
+    def complete(self, lease: Lease) -> None:
+        """The step is done."""
+        self.fire_lease(lease, "complete")
+        with self.ledger.lock:
+            if not lease.entity.in_flight and lease.stage == self.ledger.tables.stages["lease"][0]:
+                self.leases.append(lease.entity)
+
+    def new_copy(self, src: Any, dst: Any) -> Any:
+        """A copy between two entities that does not move yet."""
+        with self.ledger.lock:
+            copy = self.copies.pop() if self.copies else self.make_copy()
+            copy.refs["src"], copy.refs["dst"] = src, dst
+            return copy
+
+    def tick(self, segment: CacheSegment) -> None:
+        """The segment is used now."""
+        self.clock += 1
+        segment.last_accessed = self.clock
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
+    def fire(self, segment: CacheSegment, row: str, **inputs: int | str) -> None:
+        """A row of one segment."""
+        lane = self.ledger.lane_of[segment.group.name]
+        event = self.ledger.event_id(segment.kind, row)
+        self.ledger.fire(lane, event, segment.entity, settle=lambda: self.settle(segment), **inputs)
+
+    def fire_lease(self, lease: Lease, row: str, **inputs: int | str) -> None:
+        """A row of one lease."""
+        segment = lease.segment
+        lane = self.ledger.lane_of[segment.group.name]
+        event = self.ledger.event_id(segment.kind, row)
+        entities = (segment.entity, lease.entity, lease.request.records[lane.index])
+        self.ledger.fire(lane, event, *entities, settle=lambda: self.settle(segment), **inputs)
+
+    def lease_allows(self, lease: Lease, row: str, **inputs: int | str) -> bool:
+        """Whether a row of one lease could fire now."""
+        segment = lease.segment
+        lane = self.ledger.lane_of[segment.group.name]
+        event = self.ledger.event_id(segment.kind, row)
+        return self.ledger.allows(
+            lane, event, segment.entity, lease.entity, lease.request.records[lane.index], **inputs
+        )
+
+    def allows(self, segment: CacheSegment, row: str, **inputs: int | str) -> bool:
+        """Whether a row of one segment could fire now."""
+        lane = self.ledger.lane_of[segment.group.name]
+        return self.ledger.allows(lane, self.ledger.event_id(segment.kind, row), segment.entity, **inputs)
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+    def arena(self, group: GroupGeometry) -> Arena:
+        """The pool of a group's layout."""
+        return self.arenas[group.page]
+
+    def grant(self, segment: CacheSegment, lo: int, hi: int, row: str, fire: Callable[[int, int], None]) -> None:
+        """Gives an empty record slots for [lo, hi) if ``fire(bytes, slack)`` fires; changes nothing if it raises."""
+        group = segment.group
+        with self.ledger.atomic(self.ledger.event_id(group.kind, row)):
+            if segment.slots is not None:
+                fire(segment.nbytes, 0)  # not empty: the row says so
+                return
+            count = group.layers * group.blocks(lo, hi)
+            arena = self.arena(group)
+            known = count <= len(arena.free)
+            slots = arena.take(count) if known else np.zeros(0, dtype=np.int64)
+            segment.slots = slots.reshape(group.layers, -1)
+            try:
+                fire(group.size(lo, hi), arena.slack(slots))
+            except BaseException:
+                segment.slots = None
+                arena.give(slots)
+                raise
+            if not known:
+                raise MemoryError(f"{group.name}: {count} slots were granted, {len(arena.free)} are free")
+
+    def settle(self, segment: CacheSegment) -> None:
+        """What the segment's new state means for its memory and for who may find it."""
+        at, entity = segment.group.index, segment.entity
+        stage = entity.stage
+        if stage in self.empty[at]:
+            if segment.slots is not None:
+                self.arena(segment.group).give(segment.slots)
+                self.index.drop(segment)
+                segment.slots = segment.key = segment.stored = None
+                self.on_empty(segment)
+                self.spare[at].append(segment)
+                self.ledger.changed.notify_all()
+            return
+        if segment.slots is not None and entity.mem < segment.slots.size * segment.group.page.stride:
+            self.shrink(segment)
+        if stage in self.readable[at] and segment.key is not None and not self.index.put(segment):
+            segment.key = None
+        if stage in self.quiet[at]:
+            self.on_rest(segment)
+
+    def shrink(self, segment: CacheSegment) -> None:
+        """The segment has given up its first blocks."""
+        slots = segment.slots
+        if slots is None:
+            return
+        kept = segment.nbytes // segment.group.block_bytes
+        gone = slots[:, : slots.shape[1] - kept].copy()
+        segment.slots = slots[:, slots.shape[1] - kept :].copy()
+        self.arena(segment.group).give(gone)
+
+    def pointer(self, lease: Lease) -> StatePointer:
+        """The descriptor of one leased segment."""
+        segment = lease.segment
+        arena = self.arena(segment.group)
+        slots = segment.slots if segment.slots is not None else np.zeros((segment.group.layers, 0), dtype=np.int64)
+        return StatePointer(segment.group.name, arena.base, arena.offsets(slots), arena.page.nbytes, lease.entity.seen)
+
+    # -- bytes ---------------------------------------------------------------------------------------------------------
+    def write_rows(self, segment: CacheSegment, first: int, rows: Tensor) -> None:
+        """Stores rows ``first``, ... of a segment; uint8 [layers, rows, bytes of one entry], fields in order."""
+        _move_rows(self.arena(segment.group), segment.slots, first, rows, store=True)
+
+    def read_rows(self, segment: CacheSegment, first: int, count: int) -> Tensor:
+        """uint8 [layers, count, bytes of one entry] of a segment's rows."""
+        page = segment.group.page
+        width = sum(place.nbytes * page.heads for place in page.regions())
+        out = torch.empty((segment.group.layers, count, width), dtype=torch.uint8, device=self.device)
+        _move_rows(self.arena(segment.group), segment.slots, first, out, store=False)
+        return out
+
+    def read_blocks(self, segment: CacheSegment) -> Tensor:
+        """uint8 [layers * blocks, used bytes of a block], a copy on the host."""
+        arena = self.arena(segment.group)
+        slots = segment.slots if segment.slots is not None else np.zeros(0, dtype=np.int64)
+        return arena.bytes[torch.from_numpy(slots.reshape(-1)), : arena.page.nbytes].cpu()
+
+    def write_blocks(self, segment: CacheSegment, blocks: Tensor) -> None:
+        """The inverse of ``read_blocks``."""
+        arena = self.arena(segment.group)
+        slots = segment.slots if segment.slots is not None else np.zeros(0, dtype=np.int64)
+        arena.bytes[torch.from_numpy(slots.reshape(-1)), : arena.page.nbytes] = blocks.to(self.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the arenas are."""
+        return next(iter(self.arenas.values())).bytes.device
+
+
+def _move_rows(arena: Arena, slots: Slots | None, first: int, rows: Tensor, store: bool) -> None:
+    """Between packed rows and the regions of pages: row i is entry i mod entries of block i // entries."""
+    page = arena.page
+    if slots is None or not rows.shape[1]:
+        return
+    index = torch.arange(first, first + rows.shape[1])
+    block = torch.from_numpy(slots)[:, index // page.entries]
+    offset = 0
+    for place in page.regions():
+        for head in range(page.heads):
+            column = place.base + (index % page.entries)[:, None] * place.entry_step + head * place.head_step
+            column = column + torch.arange(place.nbytes)
+            at = (block[:, :, None], column[None])
+            if store:
+                arena.bytes[at] = rows[:, :, offset : offset + place.nbytes].to(arena.bytes.device)
+            else:
+                rows[:, :, offset : offset + place.nbytes] = arena.bytes[at]
+            offset += place.nbytes

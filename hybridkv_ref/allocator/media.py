@@ -1,0 +1,282 @@
+"""Where durable copies lie: host memory, or files below a URL that fsspec opens.
+
+A file is written under a temporary name, synced and renamed; the rename is what commits it.  It is a safetensors file
+of one uint8 tensor per part, with the object's description and a checksum of all bytes in its metadata.  A file that
+is torn, of another size than its header says or without a description is none: opening a store deletes temporary files
+and passes over the rest.  The checksum is compared whenever bytes are read.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import struct
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import fsspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from hybridkv_ref.errors import InputError
+
+SCHEMA = "hybridkv-object-1"
+SUFFIX = ".safetensors"
+TEMPORARY = ".writing-"
+COUNTERS = "counters.json"
+
+
+class MediumError(Exception):
+    """A medium could not write or read an object: the one line says what and why."""
+
+
+Description = Mapping[str, int | str | bool]
+
+
+class Medium(Protocol):
+    """Names to objects of several parts, each with a description."""
+
+    name: str
+
+    def write(self, name: str, parts: Sequence[Tensor], about: Description) -> None:
+        """Stores an object, whole or not at all; MediumError otherwise."""
+
+    def read(self, name: str) -> list[Tensor]:
+        """The parts of an object; MediumError if any byte is not what was written."""
+
+    def delete(self, name: str) -> None:
+        """Forgets an object; nothing if it is not there."""
+
+    def objects(self) -> Iterator[tuple[str, Description]]:
+        """Every whole object with its description."""
+
+    def location(self, name: str) -> str:
+        """Where it is, for people."""
+
+    def remember(self, values: Mapping[str, int]) -> None:
+        """Keeps the counters that outlive a process."""
+
+    def recall(self) -> Mapping[str, int]:
+        """The counters that were kept."""
+
+
+def checksum(parts: Sequence[Tensor]) -> str:
+    """Of all bytes of all parts, in order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part.contiguous().view(-1).numpy().data)
+    return digest.hexdigest()
+
+
+class HostMemory:
+    """Copies in this process's memory; gone with it."""
+
+    def __init__(self) -> None:
+        self.name = "host"
+        self.held: dict[str, tuple[list[Tensor], Description, str]] = {}
+
+    def write(self, name: str, parts: Sequence[Tensor], about: Description) -> None:
+        """Keeps the parts; they are the caller's copies."""
+        self.held[name] = (list(parts), about, checksum(parts))
+
+    def read(self, name: str) -> list[Tensor]:
+        """The parts; MediumError if they are gone or changed."""
+        found = self.held.get(name)
+        if found is None:
+            raise MediumError(f"host:{name}: not there")
+        if checksum(found[0]) != found[2]:
+            raise MediumError(f"host:{name}: checksum differs")
+        return found[0]
+
+    def delete(self, name: str) -> None:
+        """Forgets them."""
+        self.held.pop(name, None)
+
+    def objects(self) -> Iterator[tuple[str, Description]]:
+        """None: a new process finds nothing in host memory."""
+        return iter(())
+
+    def location(self, name: str) -> str:
+        """Its name."""
+        return f"host:{name}"
+
+    def remember(self, values: Mapping[str, int]) -> None:
+        """Nothing in host memory outlives the process."""
+
+    def recall(self) -> Mapping[str, int]:
+        """None."""
+        return {}
+
+
+class Files:
+    """Objects as files in one folder of any file system that fsspec knows."""
+
+    def __init__(self, url: str, fs: Any = None) -> None:
+        self.name = "files"
+        self.fs: Any = fs
+        self.root: str = url
+        try:
+            if fs is None:
+                self.fs, self.root = fsspec.core.url_to_fs(url)
+            self.fs.makedirs(self.root, exist_ok=True)
+        except (OSError, ValueError, ImportError) as error:
+            raise InputError(f"{url}:store: cannot be opened: {error}") from None
+        self.local = "file" in (self.fs.protocol if isinstance(self.fs.protocol, tuple) else (self.fs.protocol,))
+
+    def path(self, name: str) -> str:
+        """The path of an object."""
+        return f"{self.root}/{name}{SUFFIX}"
+
+    def location(self, name: str) -> str:
+        """Its URL."""
+        return str(self.fs.unstrip_protocol(self.path(name)))
+
+    def write(self, name: str, parts: Sequence[Tensor], about: Description) -> None:
+        """Temporary name, checksum, sync, rename; MediumError, with the temporary file deleted, if any of it fails."""
+        tensors = {f"p{i}": part.contiguous() for i, part in enumerate(parts)}
+        text = json.dumps(dict(about), sort_keys=True)
+        meta = {"schema": SCHEMA, "checksum": checksum(parts), "about": text, "described": digest(text)}
+        self.put(name + SUFFIX, save(tensors, meta))
+
+    def put(self, name: str, data: bytes) -> None:
+        """Writes one file, whole or not at all."""
+        temporary = f"{self.root}/{TEMPORARY}{name}-{uuid.uuid4().hex}"
+        try:
+            with self.fs.open(temporary, "wb") as file:
+                if file.write(data) != len(data):
+                    raise OSError(f"short write of {len(data)} bytes")
+                file.flush()
+                if self.local:
+                    os.fsync(file.fileno())
+            if self.fs.size(temporary) != len(data):
+                raise OSError(f"holds {self.fs.size(temporary)} of {len(data)} bytes")
+            if self.local:
+                Path(temporary).replace(f"{self.root}/{name}")
+                self.sync_folder()
+            else:
+                self.fs.mv(temporary, f"{self.root}/{name}")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self.fs.rm_file(temporary)
+            raise MediumError(f"{self.root}/{name}: cannot be written: {error}") from None
+
+    def sync_folder(self) -> None:
+        """Makes renames last."""
+        handle = os.open(self.root, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def read(self, name: str) -> list[Tensor]:
+        """The parts; MediumError for a file that is missing, torn or changed."""
+        try:
+            with self.fs.open(self.path(name), "rb") as file:
+                data = file.read()
+        except OSError as error:
+            raise MediumError(f"{self.path(name)}: cannot be read: {error}") from None
+        try:
+            meta = header(data).get("__metadata__", {})
+            tensors = load(data)
+        except (SafetensorError, ValueError) as error:
+            raise MediumError(f"{self.path(name)}: torn: {error}") from None
+        parts = [tensors[f"p{i}"] for i in range(len(tensors))]
+        if checksum(parts) != meta.get("checksum"):
+            raise MediumError(f"{self.path(name)}: checksum differs")
+        return parts
+
+    def delete(self, name: str) -> None:
+        """Deletes the file."""
+        with contextlib.suppress(OSError):
+            self.fs.rm_file(self.path(name))
+
+    def objects(self) -> Iterator[tuple[str, Description]]:
+        """Every whole file with its description; deletes what was being written when a process died."""
+        for path in self.unfinished():
+            with contextlib.suppress(OSError):
+                self.fs.rm_file(path)
+        return self.objects_now()
+
+    def objects_now(self) -> Iterator[tuple[str, Description]]:
+        """Every whole file with its description."""
+        for path in self.listed():
+            if path.endswith(SUFFIX) and not self.is_temporary(path):
+                about = self.describe(path)
+                if about is not None:
+                    yield path.rsplit("/", 1)[-1].removesuffix(SUFFIX), about
+
+    def unfinished(self) -> list[str]:
+        """Files under a temporary name."""
+        return [path for path in self.listed() if self.is_temporary(path)]
+
+    def listed(self) -> list[str]:
+        """Every file of the folder."""
+        return sorted(self.fs.ls(self.root, detail=False, refresh=True))
+
+    @staticmethod
+    def is_temporary(path: str) -> bool:
+        """Whether a file is being written, or was when its process died."""
+        return path.rsplit("/", 1)[-1].startswith(TEMPORARY)
+
+    def remember(self, values: Mapping[str, int]) -> None:
+        """Keeps the counters that outlive a process; MediumError if they cannot be written."""
+        self.put(COUNTERS, json.dumps(dict(values), sort_keys=True).encode())
+
+    def recall(self) -> Mapping[str, int]:
+        """The counters that were kept; empty where there are none.  InputError for a file of something else."""
+        try:
+            with self.fs.open(f"{self.root}/{COUNTERS}", "rb") as file:
+                found = json.loads(file.read())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.root}/{COUNTERS}: cannot be read: {error}") from None
+        if not isinstance(found, dict) or not all(isinstance(v, int) for v in found.values()):
+            raise InputError(f"{self.root}/{COUNTERS}: expected counters")
+        return found
+
+    def describe(self, path: str) -> Description | None:
+        """The description of a whole file, None for any other; reads the header only."""
+        try:
+            with self.fs.open(path, "rb") as file:
+                head = file.read(8)
+                (length,) = struct.unpack("<Q", head)
+                if length > 1 << 24:
+                    return None
+                found = json.loads(file.read(length))
+            ends = [entry["data_offsets"][1] for key, entry in found.items() if key != "__metadata__"]
+            meta = found["__metadata__"]
+            whole = self.fs.size(path) == 8 + length + max(ends, default=0)
+            if meta["schema"] != SCHEMA or not whole or digest(meta["about"]) != meta["described"]:
+                return None
+            about: Description = json.loads(meta["about"])
+        except (OSError, ValueError, KeyError, TypeError, struct.error):
+            return None
+        return about
+
+
+def digest(text: str) -> str:
+    """Of a description."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def header(data: bytes) -> dict[str, Any]:
+    """The header of a safetensors file; ValueError if it is torn."""
+    if len(data) < 8:
+        raise ValueError(f"{len(data)} bytes")
+    (length,) = struct.unpack("<Q", data[:8])
+    if length > len(data) - 8:
+        raise ValueError(f"header of {length} bytes in a file of {len(data)}")
+    found: dict[str, Any] = json.loads(data[8 : 8 + length])
+    return found
+
+
+def on_host(blocks: Tensor) -> Tensor:
+    """A host tensor that no device work still writes."""
+    if blocks.is_cuda:
+        torch.cuda.synchronize(blocks.device)
+    return blocks.cpu()

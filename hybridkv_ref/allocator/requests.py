@@ -1,0 +1,107 @@
+"""Requests: their records in every lane, their end, and their end at any time.
+
+An abort names no row.  The tables mark as fair the rows that always end a request, its leases and its copies; those
+that are enabled are fired until the request is at rest, in the order in which the tables list them, waiting for copies
+that run.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hybridkv_ref.allocator.book import Book
+from hybridkv_ref.allocator.ledger import Lane
+from hybridkv_ref.allocator.records import Lease, Request
+from hybridkv_ref.compile_py import attribute
+from hybridkv_ref.machine import Refused
+from hybridkv_ref.tables import Event
+
+
+class Requests:
+    """The requests of one allocator."""
+
+    def __init__(self, book: Book, ahead: dict[str, int]) -> None:
+        self.book, self.ledger, self.ahead = book, book.ledger, ahead
+        ledger = self.ledger
+        self.make = [ledger.maker(lane, "request") for lane in ledger.lanes]
+        self.spare: list[tuple[Any, ...]] = []
+        self.running: dict[int, Request] = {}
+        self.count = 0
+        # What a device or a tier ends, it ends itself; an abort waits for it.
+        fair = [e for e in ledger.tables.events if e.fair and e.actor in ("", "request", "allocator")]
+        self.ends = [e for e in fair if e.scope == "request" and not e.inputs]
+        self.lease_ends: dict[str, list[Event]] = {}
+        for event in fair:
+            if event.scope == "lease" and not event.inputs:
+                self.lease_ends.setdefault(event.kinds["self"], []).append(event)
+        self.idle, self.no_lease = (ledger.tables.stages[name][0] for name in ("request", "lease"))
+
+    def new(self, length: int, keys: list[bytes], need_until: int, serves: bool, abi: Sequence[int]) -> Request:
+        """A request's records, at rest; what is rigid while it runs is set now."""
+        with self.ledger.lock:
+            self.count += 1
+            records = self.spare.pop() if self.spare else tuple(make() for make in self.make)
+            for lane, record in zip(self.ledger.lanes, records, strict=True):
+                self.describe(lane, record, length, need_until, serves, abi)
+            request = Request(self.count, length, keys, records, accepted=length)
+            self.running[request.number] = request
+            return request
+
+    def describe(self, lane: Lane, record: Any, length: int, need_until: int, serves: bool, abi: Sequence[int]) -> None:
+        """Sets the rigid variables of one lane's record."""
+        record.length, record.need_until, record.kernel, record.id = length, need_until, serves, self.count
+        for group in self.book.geometry.groups:
+            if self.ledger.lane_of[group.name] is lane:
+                given = {
+                    "uses": True,
+                    "group": group.index,
+                    "abi": abi[group.index],
+                    "ahead": self.ahead.get(group.name, 0),
+                }
+                for name, value in given.items():
+                    setattr(record, attribute(f"{name}.{group.kind}"), value)
+
+    def finish(self, request: Request) -> None:
+        """The answer is complete: what it read is released, what it wrote stays cached."""
+        self.ledger.step(request.records, "finish")
+        self.drain(request)
+
+    def drain(self, request: Request) -> None:
+        """Fires the fair rows of a request and of its leases until it is at rest."""
+        while request.stage != self.idle:
+            moved = self.step(request)
+            if request.stage == self.idle:
+                break
+            if not moved:
+                with self.ledger.changed:
+                    self.ledger.changed.wait(0.05)  # a copy that reads or writes one of its segments is still running
+        with self.ledger.lock:
+            self.running.pop(request.number, None)
+            self.spare.append(request.records)
+
+    def step(self, request: Request) -> bool:
+        """One round of fair rows; whether any fired."""
+        moved = False
+        for leases in (request.found, request.hits, request.writing, request.kept):
+            for lease in list(leases):
+                while self.step_lease(lease):
+                    moved = True
+                    if lease.stage == self.no_lease:
+                        leases.remove(lease)
+                        self.book.close_lease(lease)
+                        break
+        for event in self.ends:
+            if self.ledger.can_step(request.records, event.row):
+                self.ledger.step(request.records, event.row)
+                return True
+        return moved
+
+    def step_lease(self, lease: Lease) -> bool:
+        """One fair row of a lease, the first that the tables list and allow."""
+        for event in self.lease_ends.get(lease.segment.kind, ()):
+            if self.book.lease_allows(lease, event.row):
+                try:
+                    self.book.fire_lease(lease, event.row)
+                except Refused:
+                    continue  # another thread was faster
+                return True
+        return False

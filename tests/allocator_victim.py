@@ -1,0 +1,66 @@
+"""A process that is killed: `python allocator_victim.py FOLDER spill|load|write`, stops in the middle and waits.
+
+It says where it is on standard output, one word a line.  ``write`` fills the store and ends; a limit on the size of
+files may be set on it from outside.
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from allocator_tools import cold, make, prompt
+
+from hybridkv_ref.allocator.lockstep import UNIT
+from hybridkv_ref.allocator.media import Files
+
+
+class Halting(Files):
+    """Files that stop in the middle of the nth write or read."""
+
+    def __init__(self, url: str, what: str, after: int) -> None:
+        super().__init__(url)
+        self.what, self.left = what, after
+
+    def halt(self, what: str) -> None:
+        """Says so and waits to be killed."""
+        if what == self.what:
+            self.left -= 1
+            if self.left < 0:
+                print("here", flush=True)
+                time.sleep(600)
+
+    def put(self, name: str, data: bytes) -> None:
+        if self.what == "spill" and self.left == 0 and not name.startswith("counters"):
+            with self.fs.open(f"{self.root}/.writing-{name}-halted", "wb") as file:
+                file.write(data[: len(data) // 2])
+                file.flush()
+                self.halt("spill")
+        if self.what == "spill":
+            self.left -= 1
+        super().put(name, data)
+
+    def read(self, name: str) -> Any:
+        self.halt("load")
+        return super().read(name)
+
+
+def main(folder: str, what: str, after: int) -> None:
+    """Serves some prompts; what is committed is printed."""
+    files = Halting(folder, what, after)
+    allocator = make(media={"DISK": files}, store_bytes=100_000)
+    cold(allocator, prompt("ABC", 3 * UNIT + 1))
+    while allocator.tiers.spills:
+        next(iter(list(allocator.tiers.spills.values()))).result()
+    print("spilled", len(allocator.tiers.objects), allocator.tiers.outcomes, flush=True)
+    allocator.evictor.empty()
+    for load in allocator.prefetch(prompt("ABC", 3 * UNIT + 1)):
+        load.result()
+    print("loaded", flush=True)
+    allocator.drain()
+    allocator.close()
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).mkdir(exist_ok=True)
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
