@@ -104,7 +104,6 @@ class Lockstep:
             # An engine under test may raise anything; the report says what.
             self.broken = _said("reset", error)
 
-    @property
     def over(self) -> bool:
         """Nothing more is judged."""
         return bool(self.broken or self.stopped)
@@ -113,7 +112,7 @@ class Lockstep:
 
     def do(self, operation: AnyOperation) -> bool:
         """Performs an operation and feeds what it led to; False where it makes no sense or the engine cannot."""
-        if self.over or not self.sensible(operation):
+        if self.over() or not self.sensible(operation):
             return False
         self.history.append(operation)
         self.before(operation)
@@ -126,7 +125,7 @@ class Lockstep:
             self.broken = _said(name, error)
             return False
         self.feed(events)
-        if self.over:
+        if self.over():
             return False
         done = result is not None and result is not False
         if done:
@@ -265,7 +264,7 @@ class Lockstep:
         for _ in range(ENOUGH if self.transfers else 0):
             if not self.do(Transfer()):
                 break
-        if not self.over:
+        if not self.over():
             self.feed([Drain()])
 
 

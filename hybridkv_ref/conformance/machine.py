@@ -85,7 +85,7 @@ class Histories(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """A load that its request does not live to see, then the end of everything."""
-        if self.may("store") and not self.run.over:
+        if self.may("store") and not self.run.over():
             tokens = prompt((0, 1), 1, self.run.chunk)
             self.run.serve(tokens)
             while self.run.do(Store()):

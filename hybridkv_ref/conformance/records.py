@@ -13,7 +13,7 @@ Outcome = Literal["pass", "partial", "fail"]
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """The first refusal that names a rule: in which history, what refused it, and the shortest way there that was found.
+    """The first refusal that names a rule: in which history, what refused it, and the shortest way there.
 
     ``operations`` lead the engine there; ``events`` are those that the oracle still refuses, ``trace`` a file of them.
     """

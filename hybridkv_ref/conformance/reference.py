@@ -8,6 +8,7 @@ the middle until ``transfer`` lets them go on, so that everything else may happe
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from hybridkv_ref.allocator.lockstep import keep_all, small_model
 from hybridkv_ref.allocator.records import StoredObject
 from hybridkv_ref.compile_py import attribute
 from hybridkv_ref.conformance.engine import Pool
-from hybridkv_ref.conformance.gate import Gate, GatedMemory, GatedPipelines
+from hybridkv_ref.conformance.gate import WORKERS, Gate, GatedMemory, GatedPipelines
 from hybridkv_ref.events import (
     Allocate,
     Complete,
@@ -43,6 +44,7 @@ from hybridkv_ref.machine import Refused
 from hybridkv_ref.tables import Tables
 
 HOST = "host"
+MOST_SPILLS = WORKERS // 2
 MEDIUM = "HOST"
 """The tables' name of the medium below the device."""
 
@@ -58,7 +60,7 @@ class Serving:
 
 
 class ReferenceEngine:
-    """A small hybrid model with every kind of group on ``device_bytes``, and a host tier of ``host_bytes`` (0: none)."""
+    """A small hybrid model with all kinds of groups on ``device_bytes``; a host tier of ``host_bytes`` (0: none)."""
 
     name = "HeterogeneousAllocator"
     version = "1"
@@ -75,7 +77,7 @@ class ReferenceEngine:
         self.tables = tables or load_tables()
         self.rows = {event.id: event.row for event in self.tables.events}
         tiers = ("transfers",) if host_bytes else ()
-        self.capabilities = ("blocks", "reuse", "index", "limits", "longest", "steps", "salts", *tiers)
+        self.capabilities = ("blocks", "reuse", "index", "announced", "limits", "longest", "steps", "salts", *tiers)
         unit = self.geometry.unit
         specs = tuple(self.spec(group) for group in self.geometry.groups)
         self.header = Header("hybridkv.events/1", level="L2", unit=unit, alignment=unit, groups=specs)
@@ -240,13 +242,21 @@ class ReferenceEngine:
                 name = self.copies[id(copy)] = f"x{self.count}"
                 down = row == "spill_begin"
                 group = self.geometry.groups[source.group]
-                part = Part(group.name, [self.copy_number(group, source)], [self.copy_number(group, target)])
-                tiers = {"target": HOST} if down else {"source": HOST, "req": self.wanted}
-                self.say(TransferBegin(name, [part], **tiers))
+                keys = [] if down else self.keys_of(source)
+                part = Part(group.name, [self.copy_number(group, source)], [self.copy_number(group, target)], keys)
+                self.say(
+                    TransferBegin(name, [part], target=HOST)
+                    if down
+                    else TransferBegin(name, [part], source=HOST, req=self.wanted)
+                )
             case "spill_end" | "publish":
                 self.say(TransferEnd(name))
             case "spill_fail" | "discard":
                 self.say(TransferFail(name))
+
+    def keys_of(self, entity: Any) -> list[str]:
+        """The keys that a durable copy is kept under."""
+        return [key.hex() for stored in self.cache.tiers.objects if stored.entity is entity for key in stored.keys]
 
     # -- operations ----------------------------------------------------------------------------------------------------
 
@@ -329,10 +339,11 @@ class ReferenceEngine:
 
     def store(self) -> bool:
         """See ``Transferring``."""
-        for segment in self.cache.segments():
-            if segment.key is not None and segment.stored is None and segment not in self.cache.tiers.spills:
-                if self.gate.held(lambda one=segment: self.cache.spill(one)):
-                    return True
+        spills = self.cache.tiers.spills
+        for segment in self.cache.segments() if len(spills) < MOST_SPILLS else ():
+            cached = segment.key is not None and segment.stored is None and segment not in spills
+            if cached and self.gate.held(partial(self.cache.spill, segment)):
+                return True
         return False
 
     def load(self, req: str, tokens: Sequence[int], salt: str) -> bool:
