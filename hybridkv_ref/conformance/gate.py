@@ -42,6 +42,7 @@ class Gate:
         self.running = 0
         self.waiting: deque[Ticket] = deque()
         self.opened = False
+        self.mine = threading.local()
 
     def wait(self) -> None:
         """Called by a task before its bytes move; MediumError where they are not to arrive."""
@@ -52,8 +53,18 @@ class Gate:
             self.waiting.append(ticket)
             self.changed.notify_all()
         ticket.go.wait()
+        self.mine.fate = ticket.ok
         if not ticket.ok:
             raise MediumError("host: did not answer")
+
+    def begin(self) -> None:
+        """This thread begins a copy of which no byte has arrived yet."""
+        self.mine.fate = False
+
+    def fate(self) -> bool | None:
+        """Whether the bytes of this thread's copy arrived; None if another thread moves them, and may still do so."""
+        arrived: bool | None = getattr(self.mine, "fate", None)
+        return arrived
 
     def settle(self) -> None:
         """Returns once every task waits or has ended."""

@@ -25,6 +25,7 @@ from hybridkv_ref.events import (
     Complete,
     Dispatch,
     Event,
+    Evict,
     Finish,
     Free,
     GroupSpec,
@@ -212,6 +213,10 @@ class ReferenceEngine:
             if segment is not None:
                 self.leased(row, segment, self.names.get(id(entities[2]), ""), inputs)
         self.say()
+        if row == "free" and (entities[0].pins or entities[0].steps or entities[0].holds):
+            # Without an entry and a holder a block is free already; this one is not.
+            segment = self.cache.book.by_entity[id(entities[0])]
+            self.say(Evict(segment.group.name, [self.number(segment)]))
 
     def leased(self, row: str, segment: CacheSegment, req: str, inputs: Mapping[str, int | str]) -> None:
         """A row of a request's lease."""
@@ -238,6 +243,7 @@ class ReferenceEngine:
         name = self.copies.get(id(copy), "")
         match row:
             case "spill_begin" | "restore_begin":
+                self.gate.begin()
                 self.count += 1
                 name = self.copies[id(copy)] = f"x{self.count}"
                 down = row == "spill_begin"
@@ -249,10 +255,12 @@ class ReferenceEngine:
                     if down
                     else TransferBegin(name, [part], source=HOST, req=self.wanted)
                 )
-            case "spill_end" | "publish":
-                self.say(TransferEnd(name))
-            case "spill_fail" | "discard":
-                self.say(TransferFail(name))
+            case "spill_end" | "spill_fail" | "publish" | "discard":
+                arrived = self.gate.fate()
+                if arrived is None:
+                    self.say(TransferFail(name, stopped=False))
+                else:
+                    self.say(TransferEnd(name) if arrived else TransferFail(name))
 
     def keys_of(self, entity: Any) -> list[str]:
         """The keys that a durable copy is kept under."""
