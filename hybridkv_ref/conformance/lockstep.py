@@ -243,10 +243,21 @@ class Lockstep:
                 return False
         return client.stage == "running"
 
-    def serve(self, tokens: Sequence[int], salt: str = "") -> str:
-        """A request from its arrival to its end."""
+    def decode(self, req: str, drafts: int, accepted: int) -> bool:
+        """One token more, and drafts, so many of which are accepted."""
+        step = Schedule(req, 1 + drafts, self.new_tokens(1 + drafts), drafts)
+        return self.do(step) and self.do(Complete(req, accepted))
+
+    def again(self, req: str) -> bool:
+        """A running request gives its memory back and takes it up again."""
+        client = self.clients[req]
+        return self.do(Preempt(req)) and self.do(Begin(req, tuple(client.tokens), client.salt))
+
+    def serve(self, tokens: Sequence[int], salt: str = "", drafts: Sequence[tuple[int, int]] = ()) -> str:
+        """A request from its arrival to its end; ``drafts`` are (computed, accepted) in its steps after the prompt."""
         req = self.name()
-        if self.do(Begin(req, tuple(tokens), salt)) and self.compute(req, 2 * self.chunk):
+        prefilled = self.do(Begin(req, tuple(tokens), salt)) and self.compute(req, 2 * self.chunk)
+        if prefilled and all(self.decode(req, *step) for step in drafts):
             self.do(Finish(req))
         return req
 

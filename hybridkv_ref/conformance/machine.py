@@ -76,12 +76,29 @@ class Histories(RuleBasedStateMachine):
 
     @initialize(data=st.data())
     def a_b_a(self, data: st.DataObject) -> None:
-        """A prompt, another one, and the first one again; what is cached may be evicted in between."""
+        """A prompt, another one, and the first one again; what is cached may be evicted in between.
+
+        Where they are claimed, some drafts are refused, and the last request is preempted once.
+        """
         first, second = self.drawn(data), self.drawn(data)
-        self.run.serve(*first)
+        self.run.serve(*first, self.guessed(data, least=1))
         self.run.serve(*second)
         self.pressure(data)
-        self.run.serve(*first)
+        last = self.run.name()
+        self.run.do(Begin(last, *first))
+        chunk = data.draw(st.integers(1, 2 * self.run.chunk), label="chunk")
+        if self.may("preempt") and self.run.do(Schedule(last, min(chunk, len(first[0])))):
+            self.run.do(Complete(last))
+            self.run.again(last)
+        if self.run.compute(last, chunk):
+            self.run.do(Finish(last))
+
+    def guessed(self, data: st.DataObject, least: int = 0) -> list[tuple[int, int]]:
+        """Drafts after a prompt, and how many of each step's are accepted; at least so many steps refuse some."""
+        if not self.may("draft"):
+            return []
+        steps = data.draw(st.lists(st.integers(1, MOST_DRAFTS), min_size=least, max_size=2), label="drafts")
+        return [(count, data.draw(st.integers(0, count - 1), label="accepted")) for count in steps]
 
     def teardown(self) -> None:
         """A load that its request does not live to see, then the end of everything."""
@@ -136,7 +153,7 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def serve(self, data: st.DataObject) -> None:
         """A request from its arrival to its end, while others wait."""
-        self.run.serve(*self.drawn(data))
+        self.run.serve(*self.drawn(data), self.guessed(data))
 
     @rule(data=st.data(), how=st.sampled_from((Finish, Finish, Abort)))
     def end(self, data: st.DataObject, how: type[Finish] | type[Abort]) -> None:

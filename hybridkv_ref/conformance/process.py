@@ -5,6 +5,7 @@ sent operations (``{"op": "begin", "req": "a", "tokens": [1, 2], "salt": ""}``),
 ``{"result", "events", "snapshot"}``, or ``{"error": "reason"}``.  Fields that have their default may be left out.
 """
 
+import contextlib
 import shlex
 import subprocess
 import sys
@@ -152,12 +153,12 @@ class ProcessEngine:
 
     def close(self) -> None:
         """Ends the process."""
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
         self.process.kill()
         self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):  # what the process did not read is lost with it
+                    pipe.close()
 
 
 def serve(engine: Engine, source: IO[bytes] | None = None, target: IO[bytes] | None = None) -> None:
