@@ -196,9 +196,9 @@ class Allocate(EventRecord):
 
 
 class Pin(EventRecord):
-    """A reference.
+    """A reference: of a request to the blocks of its hit, or of any other holder (a lock, a store's lookup).
 
-    Of a request to blocks of its hit, or of any other holder (a lock on a node, a lookup of a store).
+    A request pins all of its hit before it takes new blocks; what it pins later counts as another holder's.
     """
 
     req: str
@@ -226,7 +226,10 @@ class DeferFree(EventRecord):
 
 
 class Free(EventRecord):
-    """The request's reference ends; what no index entry names and nobody else holds goes back to the pool."""
+    """The request's reference ends; what no index entry names and nobody else holds goes back to the pool.
+
+    At the end of a life it follows `Finish`, `Abort` or `Preempt`; before, only what no later step needs is given back.
+    """
 
     req: str
     group: str
@@ -323,7 +326,10 @@ class Accept(EventRecord):
 
 
 class Reject(EventRecord):
-    """Tokens from ``to`` on are given up; the request is at ``at`` afterwards (-1: not told)."""
+    """Tokens from ``to`` on are given up; the request is at ``at`` afterwards (-1: not told).
+
+    ``low``: the first row that ``group`` still holds, where the engine says so.
+    """
 
     req: str
     to: int
@@ -333,10 +339,10 @@ class Reject(EventRecord):
 
 
 class Position(EventRecord):
-    """Positions as the engine reports them: of the request and of each group. ``shift``: all positions move by so much,
+    """Positions as the engine reports them: of the request (``at``) and of each group.
 
-    ``data`` is by how much the stored data was transformed. ``next``: position of the token that a state is to take
-    next.
+    ``shift``: all positions move by so much; ``data``: by how much the stored data was transformed. ``asked``: where a
+    truncation was to end. ``next``: position of the token that a state is to take next.
     """
 
     req: str
@@ -352,8 +358,9 @@ class Position(EventRecord):
 
 
 class KeyPublish(EventRecord):
-    """Entries of the prefix index: one key per block. ``parent``: the key that the first one continues.
+    """Entries of the prefix index: one key per block, after the dispatch of its write (before, nothing is in it).
 
+    ``parent``: the key that the first one continues; each further one continues the one before it.
     ``at``: the position that a state is labelled with. ``tokens``: [lo, hi) that the entry announces.
     """
 
@@ -376,9 +383,10 @@ class KeyRemove(EventRecord):
 
 
 class Measure(EventRecord):
-    """A count that the engine reports. ``cached``: blocks of a group that it counts as cached; ``pool``: free, used,
+    """A count that the engine reports.
 
-    reserved of capacity; ``rows``: rows that a windowed group holds for one request.
+    ``cached``: blocks of a group that it counts as cached; ``pool``: what is free, used and reserved of a capacity;
+    ``rows``: rows that a windowed group holds for one request.
     """
 
     what: Literal["cached", "pool", "rows"]
@@ -411,7 +419,7 @@ class Part(_Record):
 class TransferBegin(EventRecord):
     """Bytes begin to move from tier ``source`` to ``target``: copies, offloads, loads, sends, receives.
 
-    ``partial``: not all groups, and said so. ``life``: of the request that asked for it.
+    ``whole``: it is to carry all groups of the model; ``partial``: it does not, and says so. ``req``: who asked for it.
     """
 
     xfer: str
@@ -544,7 +552,7 @@ class Register(EventRecord):
 
     ``unit``: the unit of hits; ``tier``: with so many ways back to the device (``value``), of the tier ``side``;
     ``pool``: slots against the least that its concurrency needs, and the units by which it is sized and addressed;
-    ``window``: of a layer; ``kernel_blocks``, ``stride``: of a side.
+    ``window``: of a layer; ``stride``: of a group's blocks; ``address``: base plus offset, for the alignment ``least``.
     """
 
     what: Literal["unit", "tier", "pool", "window", "stride", "address"]

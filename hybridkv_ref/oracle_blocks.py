@@ -44,8 +44,12 @@ class Blocks:
         """A new life; a name whose last life still holds something is not free for it."""
         state, known = self.state, self.state.requests.get(e.req)
         if known is not None and not known.lost:
-            held = known.held if known.record.stage in self.hits.over else 0
-            state.fire(self.on["arrive"].other["refused_first"], held, segment=e.req)
+            other, over = self.on["arrive"].other, known.record.stage in self.hits.over
+            if not (
+                state.fire(other["one_life"], not over, segment=e.req)
+                and state.fire(other["refused_first"], known.held, segment=e.req)
+            ):
+                state.lose_request(known)
             state.ended[e.req] = known.life
         made = state.arrive(e.req, e.length, e.kernel)
         made.extend(e.ids)

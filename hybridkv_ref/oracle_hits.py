@@ -40,7 +40,7 @@ class Hits:
             if not g.spec.reuse:
                 continue
             found, blocks, ends, size = self.found[g.index], 0, set(), g.spec.block
-            for index in range(request.length // size if request.chain else 0):
+            for index in range(request.known // size):
                 if hash((request.content((index + 1) * size), request.domain)) in found:
                     blocks |= 1 << index
                     ends.add((index + 1) * size)
@@ -51,9 +51,8 @@ class Hits:
         """The longest hit that every group can serve; ``matched`` -1: as far as any group knows the prompt."""
         groups = [g.need for g in self.state.groups if g.spec.reuse]
         contents = self.contents(request)
-        if matched < 0:
-            matched = request.length if request.chain else 0
-        return longest_hit(groups, contents, min(matched, request.length), request.length, self.state.alignment)
+        matched = request.known if matched < 0 else min(matched, request.known)
+        return longest_hit(groups, contents, matched, max(request.length, 1), self.state.alignment)
 
     # -- lookup ----------------------------------------------------------------------------------------------------
 
@@ -174,7 +173,7 @@ class Hits:
         best = 0
         for g in self.whole:
             count, size = 0, g.spec.block
-            while (count + 1) * size <= request.length and hash(
+            while (count + 1) * size <= request.known and hash(
                 (request.content((count + 1) * size), request.domain)
             ) in self.found[g.index]:
                 count += 1

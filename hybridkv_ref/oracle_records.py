@@ -110,6 +110,11 @@ class Request:
             before = hash((before, number)) or 1
             self.chain.append(before)
 
+    @property
+    def known(self) -> int:
+        """Tokens of which it was told what they are: of the prompt, and what this request has computed itself."""
+        return max(0, min(self.length, max(len(self.chain) * self.unit, self.at))) if self.chain else 0
+
     def content(self, end: int) -> int:
         """What stands for the tokens [0, end); own to this request where it was not told; 0 if nothing was told."""
         if not self.chain:

@@ -91,6 +91,8 @@ class State:
             self._rigid |= {attribute(f"group.{g.kind}"): g.index, attribute(f"ahead.{g.kind}"): g.spec.ahead}
             self._rigid[attribute(f"uses.{g.kind}")] = g.spec.reuse
         self.lease = maker(self.machine, "lease", "")
+        lease_sets = self.tables.sets["lease"]
+        self.holding = frozenset(lease_sets["HELD"]) | frozenset(lease_sets["WRITES"])
         self.requests: dict[str, Request] = {}
         self.ended: OrderedDict[str, int] = OrderedDict()
         self.epochs: Counter[tuple[str, str]] = Counter()
@@ -210,13 +212,20 @@ class State:
         tier.lost[group.index].add(block.number)
 
     def lose_request(self, request: Request) -> None:
-        """Nothing about this request, nor about the blocks that it held, is judged any more."""
+        """Nothing about this request is judged any more, nor about the blocks that it held and who else held them."""
         request.lost, request.running = True, False
+        others: set[int] = set()
         for tier in self.tiers.values():
             for group in self.groups:
-                held = [b for b in tier.blocks[group.index].values() if request.uid in b.leases or b.owner is request]
-                for block in held:
-                    self.lose(tier, group, block)
+                for block in list(tier.blocks[group.index].values()):
+                    lease = block.leases.get(request.uid)
+                    if lease is not None and lease.stage not in self.holding:
+                        del block.leases[request.uid]
+                    elif lease is not None or block.owner is request:
+                        others |= {uid for uid, other in block.leases.items() if other.stage in self.holding}
+                        self.lose(tier, group, block)
+        for other in [r for r in self.requests.values() if r.uid in others and not r.lost]:
+            self.lose_request(other)
 
     def named(self, name: str) -> GroupState:
         """The group of this name; InputError where the header has none."""

@@ -26,10 +26,10 @@ class Steps:
     def dispatch(self, e: Dispatch) -> None:
         """A step: writes first, since a token attends to itself."""
         state, request = self.state, self.state.request(e.req)
+        on, ran = self.on["dispatch"], self.steps.setdefault(e.step, [])
         if request.lost or not self.hits.settle(request):
             state.skipped += 1
             return
-        on, ran = self.on["dispatch"], self.steps.setdefault(e.step, [])
         for name, start in e.starts.items():
             state.fire(on.other["same_start"], e.at if e.at >= 0 else min(e.starts.values()), start, segment=name)
         if e.at >= 0:

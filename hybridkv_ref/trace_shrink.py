@@ -38,7 +38,7 @@ def names(event: Event) -> Iterator[tuple[str, object]]:
 def related(events: Callable[[], Iterable[Event]], target: Event, deadline: float, rounds: int = 2) -> list[Event]:
     """The events that share a name with the target, directly or through ``rounds`` others; ``events`` is read anew.
 
-    None if that takes longer than ``deadline``, of time.monotonic().
+    None of them if that takes longer than ``deadline``, of time.monotonic().
     """
     known = set(names(target))
     for _ in range(rounds):

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from hybridkv_ref.validate import ValidationReport
+from hybridkv_ref.validate import FirstRefusal, ValidationReport
 
 MOST = 12
 """Events of a shortened trace that are shown."""
@@ -22,11 +22,15 @@ def render(report: ValidationReport) -> RenderableType:
 def _parts(report: ValidationReport) -> Iterator[RenderableType]:
     found = report.coverage
     if report.first:
-        table = Table("rule", "line", "where", "row", "refused by", "values", title="First refusal of each rule")
+        table = Table("rules", "line", "where", "row", "refused by", "with", title="First refusal of each rule")
+        together: dict[str, list[FirstRefusal]] = {}
         for first in report.first:
-            values = ", ".join(f"{n}={v}" for n, v in first.values.items())
+            together.setdefault(f"{first.line} {first.message}", []).append(first)
+        for first, *more in together.values():
+            values = "\n".join(f"{n}={v}" for n, v in first.values.items())
             place = f"{first.instance} {first.segment}".strip()
-            table.add_row(*(escape(t) for t in (first.rule, str(first.line), place, first.row, first.guard, values)))
+            rules = "\n".join(r.rule for r in (first, *more))
+            table.add_row(*(escape(t) for t in (rules, str(first.line), place, first.row, first.guard, values)))
         yield table
     for first in report.first:
         if first.events:

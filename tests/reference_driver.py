@@ -65,13 +65,17 @@ class Driver:
 
     By chance it says which block loses its key, or leaves that open where several have the same."""
 
-    def __init__(self, chance: random.Random, recurrent: bool = False, capacity: int = 40) -> None:
+    def __init__(
+        self, chance: random.Random, recurrent: bool = False, capacity: int = 40, in_order: bool = False
+    ) -> None:
         self.chance, self.recurrent, self.exact = chance, recurrent, chance.random() < 0.5
+        self.in_order = in_order
         self.groups = ["full", "win", *(["rec"] if recurrent else [])]
         specs = [GroupSpec("full", "compressed_kv", SIZE, capacity=capacity)]
         specs.append(GroupSpec("win", "swa_window", SIZE, window=WINDOW, capacity=capacity))
         specs += [GroupSpec("rec", "recurrent_state", SIZE, capacity=capacity)] if recurrent else []
-        self.header = Header("hybridkv.events/1", level="L2", unit=SIZE, groups=tuple(specs), capabilities=CLAIMS)
+        claims = (*CLAIMS, *(("in_order",) if in_order else ()))
+        self.header = Header("hybridkv.events/1", level="L2", unit=SIZE, groups=tuple(specs), capabilities=claims)
         self.events: list[Event] = []
         self.free = {g: list(range(1, capacity)) for g in self.groups}
         self.refs: dict[tuple[str, int], int] = {}
@@ -204,7 +208,7 @@ class Driver:
         hi = min(request.sent + self.chance.randint(1, 2 * SIZE), request.length)
         self.send(request, hi)
 
-    def send(self, request: Running, hi: int) -> None:
+    def send(self, request: Running, hi: int, drafts: int = 0) -> None:
         self.steps += 1
         step, lo = f"s{self.steps}", request.sent
         touched = range(lo // SIZE, -(-hi // SIZE))
@@ -213,6 +217,8 @@ class Driver:
         self.say(Dispatch(step, request.name, reads=[r for r in reads if r.blocks], writes=writes))
         request.sent = hi
         request.steps.append((step, hi))
+        if self.in_order and not drafts:
+            self.publish(request, hi)
 
     def grow(self, request: Running, hi: int) -> bool:
         for g in self.groups:
@@ -234,7 +240,7 @@ class Driver:
             return
         before = request.sent
         self.say(Draft(request.name, drafts))
-        self.send(request, before + 1 + drafts)
+        self.send(request, before + 1 + drafts, drafts)
         step, _ = request.steps.pop()
         self.say(Complete(step))
         accepted = before + 1 + self.chance.randint(0, drafts)
@@ -258,8 +264,16 @@ class Driver:
 
     def after(self, request: Running) -> None:
         """Whole blocks are published; the window lets go of what no step reads and no later one needs."""
+        self.publish(request, request.done)
+        if not request.steps:
+            low = max(0, request.done - WINDOW + 1) // SIZE
+            self.let_go(request, "win", request.blocks["win"][:low])
+            request.blocks["win"][:low] = [0] * low
+
+    def publish(self, request: Running, done: int) -> None:
+        """Whole blocks can be found: once they are written, or with their write where the device keeps the order."""
         for g in self.groups:
-            whole, first = request.done // SIZE, request.published[g]
+            whole, first = done // SIZE, request.published[g]
             for index in range(first, whole):
                 number = request.blocks[g][index]
                 if number and (g, number) not in self.key_of:
@@ -268,10 +282,6 @@ class Driver:
                     self.key_of[g, number] = key
                     self.cached.setdefault((g, key), []).append(number)
             request.published[g] = max(first, whole)
-        if not request.steps:
-            low = max(0, request.done - WINDOW + 1) // SIZE
-            self.let_go(request, "win", request.blocks["win"][:low])
-            request.blocks["win"][:low] = [0] * low
 
     def end(self, request: Running, how: str) -> None:
         if request.gone or request.load:
@@ -308,7 +318,10 @@ class Driver:
 
     def store(self) -> None:
         """A cached block is copied to the host; the copy may be cancelled and end late."""
-        chosen = [(g, b) for (g, b) in self.key_of if g == "full" and (g, b) not in self.copying]
+        written = {
+            b for r in self.running for b in r.blocks["full"][r.done // SIZE :]
+        }  # published with a write that is not done: not to be copied on another stream
+        chosen = [(g, b) for (g, b) in self.key_of if g == "full" and (g, b) not in self.copying and b not in written]
         if not chosen:
             return
         group, number = self.chance.choice(chosen)

@@ -10,8 +10,10 @@ from engine_traces import events_of, header
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference_driver import Driver
+from simulate_events import Telling
 
 from hybridkv_ref.events import Event, Header, tag
+from hybridkv_ref.models import load_model
 from hybridkv_ref.oracle import Oracle
 from hybridkv_ref.oracle_coverage import Coverage
 from hybridkv_ref.request_traces import read_trace
@@ -55,9 +57,11 @@ def accepted(head: Header, events: list[Event]) -> Coverage:
 
 
 @settings(max_examples=150, suppress_health_check=list(HealthCheck))
-@given(st.randoms(use_true_random=False), st.booleans(), st.sampled_from([14, 20, 40]))
-def test_random_legal_traces_are_accepted(chance: random.Random, recurrent: bool, capacity: int) -> None:
-    driver = Driver(chance, recurrent, capacity)
+@given(st.randoms(use_true_random=False), st.booleans(), st.sampled_from([14, 20, 40]), st.booleans())
+def test_random_legal_traces_are_accepted(
+    chance: random.Random, recurrent: bool, capacity: int, in_order: bool
+) -> None:
+    driver = Driver(chance, recurrent, capacity, in_order)
     found = accepted(driver.header, driver.run(60))
     assert found.rules["HKV-REF-005"].result in ("pass", "not exercised")
 
@@ -65,7 +69,7 @@ def test_random_legal_traces_are_accepted(chance: random.Random, recurrent: bool
 def legal_runs(count: int) -> Counter[str]:
     shown: Counter[str] = Counter()
     for seed in range(count):
-        driver = Driver(random.Random(seed), recurrent=seed % 2 == 1, capacity=(14, 20, 40)[seed % 3])
+        driver = Driver(random.Random(seed), seed % 2 == 1, (14, 20, 40)[seed % 3], in_order=seed % 5 == 0)
         found = accepted(driver.header, driver.run(100))
         shown.update(rule for rule, v in found.rules.items() if v.premises)
     return shown
@@ -135,6 +139,37 @@ def test_the_books_grow_with_what_is_alive_and_not_with_the_trace(shared_data: P
     assert len(sizes) == 2
     assert sizes[0] > 1000
     assert sizes[1] < sizes[0] * 1.2
+
+
+# Model, device memory: with and without evictions, with states, tails and index keys.
+SIMULATED = (
+    ("deepseek-v4-flash", 200 << 20),
+    ("deepseek-v4-flash", 1 << 30),
+    ("qwen3-next-80b-a3b", 2 << 30),
+    ("gemma-3-27b", 3 << 30),
+    ("gpt-oss-20b", 1 << 30),
+)
+
+
+def simulated(shared_data: Path, model: str, memory: int, first: int, count: int) -> Coverage:
+    simulation = Telling(load_model(model), memory, 512)
+    requests = read_trace(shared_data / "traces" / "mooncake_conversation_trace.jsonl")
+    for request in itertools.islice(requests, first, first + count):
+        simulation.arrive(request)
+    return accepted(simulation.header, simulation.events)
+
+
+@pytest.mark.parametrize(("model", "memory"), SIMULATED)
+def test_what_simulate_does_on_a_real_trace_is_accepted(shared_data: Path, model: str, memory: int) -> None:
+    found = simulated(shared_data, model, memory, 0, 60)
+    assert found.rules["HKV-L3-001"].premises > 0
+    assert found.rules["HKV-S3-016"].premises > 0
+
+
+@pytest.mark.deep
+def test_fifty_simulated_slices_of_a_real_trace_are_accepted(shared_data: Path) -> None:
+    for (model, memory), part in itertools.product(SIMULATED, range(10)):
+        simulated(shared_data, model, memory, 1100 * part, 100)
 
 
 @pytest.mark.parametrize("part", range(5))

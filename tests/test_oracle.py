@@ -289,6 +289,13 @@ def test_a_hit_has_whole_units_and_leaves_the_last_token() -> None:
     assert only(header(), *events, Lookup("b", 40, blocks={"full": [1, 2, 3]})).rules == ("HKV-L1-002",)
 
 
+def test_a_request_that_no_kernel_serves_is_refused_before_it_computes() -> None:
+    events = [*served("a", IDS, {"full": [1, 2, 3]}), Arrive("b", 60, ids=IDS, kernel=False)]
+    assert only(header(), *events, Lookup("b", 48, blocks={"full": [1, 2, 3]})).rules == ("HKV-L2-002",)
+    assert "HKV-L2-002" in only(header(), *events, Allocate("b", "full", [4])).rules
+    assert refusals(header(), *events, Finish("b", "rejected")) == ()
+
+
 def test_what_is_claimed_to_be_the_longest_hit_is() -> None:
     head = header(FULL, WIN, claims=("longest",))
     events = [*served("a", IDS, {"full": [1, 2, 3], "win": [4, 5, 6]}), Arrive("b", 60, ids=IDS)]

@@ -40,6 +40,7 @@ IDX = GroupSpec("idx", "indexer_state", 16)
 SAMPLES: dict[str, tuple[Header, list[Event]]] = {
     "fits_empty": (header(), [Admit("a", False, need=4, usable=15, empty=True)]),
     "refused_first": (header(), [*served("a", [1], {"full": [1]})[:-1], Arrive("a", 16)]),
+    "one_life": (header(), [Arrive("a", 16), Arrive("a", 16)]),
     "aligned": (header(), [*CACHED, Lookup("b", 40, blocks=FULL3)]),
     "covers_indexer_state": (header(IDX), [*served("a", IDS, {"idx": [1, 2, 3]}), Arrive("b", 60), Lookup("b", 48)]),
     "longest": (header(claims=("longest",)), [*CACHED, Lookup("b", 16, matched=48, blocks={"full": [1]})]),

@@ -1,8 +1,9 @@
 """Events per second of `hybridkv validate`: the conversation trace served block by block, read from a file.
 
-Run as a script; the trace is looked for in $HYBRIDKV_DATA, or in shared/data beside the checkout. Two shapes of the
-same events: with the blocks of a call in one event, and with one event per block. Prints, per shape: events and rows
-per second of processor time (reading included, tables loaded before), events, blocks and rows, and the peak memory.
+Run as a script; the trace is looked for in $HYBRIDKV_DATA, or in shared/data beside the checkout. The events of a plain
+prefix cache and those of `simulate`, each in two shapes: with the blocks of a call in one event, and with one event per
+block. Prints, per shape: events and rows per second of processor time (reading included, tables loaded before), events,
+blocks and rows, and the peak memory.
 """
 
 import itertools
@@ -11,24 +12,27 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT / "tests"))
 
 from engine_traces import events_of, header  # noqa: E402
+from simulate_events import Telling  # noqa: E402
 from trace_variants import split  # noqa: E402
 
 from hybridkv_ref.events import Event, Header  # noqa: E402
+from hybridkv_ref.models import load_model  # noqa: E402
 from hybridkv_ref.oracle import Oracle  # noqa: E402
-from hybridkv_ref.request_traces import read_trace  # noqa: E402
+from hybridkv_ref.request_traces import Request, read_trace  # noqa: E402
 from hybridkv_ref.trace_reader import encode_trace  # noqa: E402
 from hybridkv_ref.validate import validate  # noqa: E402
 
 DATA = Path(os.environ.get("HYBRIDKV_DATA") or CHECKOUT.parent / "shared" / "data")
 TRACE = DATA / "traces" / "mooncake_conversation_trace.jsonl"
 CAPACITY = 20_000
+MODEL, MEMORY = "gemma-3-27b", 1 << 40
 
 
 def write(path: Path, head: Header, events: Iterable[Event]) -> tuple[int, int]:
@@ -44,16 +48,36 @@ def write(path: Path, head: Header, events: Iterable[Event]) -> tuple[int, int]:
     return count, blocks
 
 
+def simulated(requests: Iterable[Request]) -> tuple[Header, Iterator[Event]]:
+    """The events of `simulate`, as it goes."""
+    simulation = Telling(load_model(MODEL), MEMORY, 512)
+
+    def events() -> Iterator[Event]:
+        for request in requests:
+            simulation.arrive(request)
+            yield from simulation.events
+            simulation.events.clear()
+
+    return simulation.header, events()
+
+
 def main() -> None:
     """Runs both shapes on the first requests of the trace (all, or as many as the first argument says)."""
     requests = int(sys.argv[1]) if len(sys.argv) > 1 else 12_031
-    head = header(512, capacity=CAPACITY)
-    Oracle(head)
+    plain = header(512, capacity=CAPACITY)
+    Oracle(plain)
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("blocks together", "one event per block"):
+        shapes = (
+            "blocks together",
+            "one event per block",
+            f"simulate {MODEL}",
+            f"simulate {MODEL}, one event per block",
+        )
+        for name in shapes:
             path = Path(folder, "trace.jsonl")
-            events = events_of(itertools.islice(read_trace(TRACE), requests), head, CAPACITY)
-            shaped = events if name == "blocks together" else (e for one in events for _, e in split([(0, one)]))
+            chosen = itertools.islice(read_trace(TRACE), requests)
+            head, events = simulated(chosen) if MODEL in name else (plain, events_of(chosen, plain, CAPACITY))
+            shaped = (e for one in events for _, e in split([(0, one)])) if "one event" in name else events
             count, blocks = write(path, head, shaped)
             start = time.process_time()
             report = validate(str(path))
