@@ -110,3 +110,10 @@ def check(allocator: HeterogeneousAllocator) -> None:
     observer = allocator.ledger.observer
     if isinstance(observer, Shadow):
         assert observer.faults == []
+
+
+def idle(allocator: HeterogeneousAllocator) -> None:
+    """Waits for the copies that run."""
+    with allocator.ledger.changed:
+        while allocator.tiers.spills or allocator.tiers.loads:
+            allocator.ledger.changed.wait(0.05)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from allocator_tools import check, cold, hit, make, prompt, run
+from allocator_tools import check, cold, hit, idle, make, prompt, run
 from fsspec.implementations.local import LocalFileSystem
 
 from hybridkv_ref.allocator import HeterogeneousAllocator
@@ -66,13 +66,6 @@ class Broken:
 
     def __exit__(self, *args: object) -> None:
         self.file.close()
-
-
-def idle(allocator: HeterogeneousAllocator) -> None:
-    """Waits for the copies that run."""
-    with allocator.ledger.changed:
-        while allocator.tiers.spills or allocator.tiers.loads:
-            allocator.ledger.changed.wait(0.05)
 
 
 def serves(allocator: HeterogeneousAllocator, least: int = 0) -> int:

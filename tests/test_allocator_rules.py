@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from allocator_tools import GEOMETRY, TABLES, cold, hit, make, prompt, run
+from allocator_tools import GEOMETRY, TABLES, cold, hit, idle, make, prompt, run
 
 from hybridkv_ref.allocator import HeterogeneousAllocator, HitLease, NotAdmitted, build, demand, size_caps
 from hybridkv_ref.allocator.abi import describe, io_slack, unserved
@@ -21,6 +21,7 @@ from hybridkv_ref.allocator.admission import gate
 from hybridkv_ref.allocator.arena import NULL_SLOT
 from hybridkv_ref.allocator.lockstep import UNIT, keep_all, small_model
 from hybridkv_ref.allocator.media import Files
+from hybridkv_ref.allocator.refinement import differences
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.layouts import load
 from hybridkv_ref.machine import Refused
@@ -69,6 +70,7 @@ def other_generation(allocator: HeterogeneousAllocator) -> str | None:
     cold(allocator, prompt("A", UNIT + 1))
     found = allocator.match(prompt("AB", 2 * UNIT))
     assert found.tokens == UNIT
+    idle(allocator)
     allocator.evictor.empty()
     cold(allocator, prompt("B", UNIT + 1))
     lease = allocator.pin(found)
@@ -132,7 +134,7 @@ def other_tail(allocator: HeterogeneousAllocator) -> str | None:
     right = next(one for one in request.found if one.segment.group.name == "tail")
     allocator.book.fire_lease(right, "drop")
     request.found.remove(right)
-    allocator.hits.find(request, [wrong])
+    allocator.hits.find(request, [(wrong, wrong.key)])
     return verdict(allocator, allocator.pin(found))
 
 
@@ -189,6 +191,7 @@ def load_without_memory(allocator: HeterogeneousAllocator) -> str | None:
     (segment,) = [s for s in allocator.segments() if s.group.name == "state" and s.entity.end == UNIT]
     stored = allocator.spill(segment).result()
     assert stored is not None
+    idle(allocator)
     allocator.evictor.empty()
     try:
         allocator.limit(1)
@@ -204,6 +207,7 @@ def second_load(allocator: HeterogeneousAllocator) -> str | None:
     cold(allocator, TOKENS)
     found = [allocator.spill(s).result() for s in allocator.segments() if s.group.name == "state"]
     one, other = (stored.entity for stored in found[:2] if stored is not None)
+    idle(allocator)
     allocator.evictor.empty()
     for entity in (one, other):
         allocator.tiers.fire(entity, "want", need_until=0)
@@ -216,6 +220,7 @@ def out_of_turn(allocator: HeterogeneousAllocator) -> str | None:
     cold(allocator, TOKENS)
     found = [allocator.spill(s).result() for s in allocator.segments() if s.group.name == "state"]
     one, other = (stored.entity for stored in found[:2] if stored is not None)
+    idle(allocator)
     allocator.evictor.empty()
     for entity in (one, other):
         allocator.tiers.fire(entity, "want", need_until=0)
@@ -700,8 +705,7 @@ def test_a_load_in_progress_blocks_no_validation(tmp_path: Path) -> None:
     gate = Gate(str(tmp_path))
     allocator = make(media={"DISK": gate}, store_bytes=100_000)
     cold(allocator, prompt("A", UNIT + 1))
-    while allocator.tiers.spills:
-        next(iter(allocator.tiers.spills.values())).result()
+    idle(allocator)
     allocator.evictor.empty()
     cold(allocator, prompt("B", UNIT + 1))
     loads = allocator.prefetch(prompt("AX", UNIT + 2))
@@ -722,8 +726,7 @@ def test_the_queue_of_loads_is_bounded(tmp_path: Path) -> None:
     gate = Gate(str(tmp_path))
     allocator = make(media={"DISK": gate}, store_bytes=100_000, most_waiting=2)
     cold(allocator, TOKENS)
-    while allocator.tiers.spills:
-        next(iter(allocator.tiers.spills.values())).result()
+    idle(allocator)
     allocator.evictor.empty()
     assert len(allocator.prefetch(TOKENS)) == 2
     gate.opened.set()
@@ -741,3 +744,13 @@ def test_a_row_that_the_tables_do_not_have_is_illegal() -> None:
         allocator.transition(segment, "free")
     assert caught.value.values == {"stage": segment.stage}
     assert "HKV-" in str(caught.value)
+
+
+def test_what_is_only_cached_never_keeps_a_request_from_running() -> None:
+    """The pool is full of entries that the policy evicts last; windows, which it evicts first, still find room."""
+    caps = size_caps(GEOMETRY, 3 * UNIT)
+    allocator = make(device_bytes=sum(caps.values()))
+    for family in ("AAA", "BBB", "CCC", "ABC", "CBA"):
+        cold(allocator, prompt(family, 3 * UNIT))
+    assert sum(allocator.evictor.evicted.values()) > 0
+    assert differences(allocator) == []

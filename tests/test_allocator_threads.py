@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from test_allocator_rules import without
 
 from hybridkv_ref.allocator import HeterogeneousAllocator, HitLease, NotAdmitted
+from hybridkv_ref.allocator.book import move_rows
 from hybridkv_ref.allocator.lockstep import UNIT
 from hybridkv_ref.allocator.refinement import differences
 from hybridkv_ref.errors import InputError
@@ -86,14 +87,10 @@ def touch(allocator: HeterogeneousAllocator, lease: HitLease, tokens: Any) -> No
     for lease_of, pointer in zip(lease.request.hits, lease.state_data_ptrs, strict=True):
         segment = lease_of.segment
         arena = allocator.book.arena(segment.group)
-        slots = torch.from_numpy((pointer.base - arena.base + pointer.offset) // segment.group.page.stride)
-        lo, hi = segment.token_range
-        expected = content(tokens, segment.group, lo, hi)
-        kept, segment.slots = segment.slots, slots.numpy()
-        try:
-            found = allocator.book.read_rows(segment, 0, expected.shape[1])
-        finally:
-            segment.slots = kept
+        slots = (pointer.base - arena.base + pointer.offset) // segment.group.page.stride
+        expected = content(tokens, segment.group, *segment.token_range)
+        found = torch.empty_like(expected)
+        move_rows(arena, slots, 0, found, store=False)
         if not torch.equal(found, expected):
             raise Torn(repr(segment))
 
@@ -216,6 +213,60 @@ def test_without_the_generation_a_schedule_reads_another_prefix() -> None:
     assert allocator.validate(lease)[-1].accepted
     with pytest.raises(Torn):
         touch(allocator, lease, tokens)
+    allocator.close()
+
+
+def nothing() -> None:
+    """What is to happen when nothing is."""
+
+
+class Between:
+    """An observer that lets something happen once, just before a row of this name."""
+
+    def __init__(self, row: str) -> None:
+        self.row = row
+        self.action: Callable[[], None] = nothing
+
+    def limits(self, constants: Any) -> None:
+        """Never."""
+
+    def after(self, event_id: str, lane: int, entities: Any, inputs: Any) -> None:
+        """Nothing."""
+
+    def before(self, event_id: str) -> None:
+        if event_id.endswith(self.row):
+            action, self.action = self.action, nothing
+            action()
+
+
+@pytest.mark.parametrize("row", [".find", ".match", ".pin", ".check", ".pass_l1"])
+def test_a_record_that_is_used_again_under_a_request_is_never_read_as_the_old_one(row: str) -> None:
+    """Between any two rows the matched segments are evicted and written again with another prefix."""
+    between = Between(row)
+    allocator = make(observer=between)
+    tokens, other = prompt("A", UNIT + 1), prompt("B", UNIT + 1)
+
+    def serve(prompted: Any) -> None:
+        request = allocator.match(prompted).request
+        run(allocator, request, prompted)
+        allocator.finish(request)
+
+    def take_over() -> None:
+        allocator.evictor.empty()
+        serve(other)
+
+    serve(tokens)
+    between.action = take_over
+    lease = allocator.pin(allocator.match(prompt("AX", UNIT + 2)))
+    while lease.tokens and not allocator.validate(lease)[-1].accepted:
+        lease = allocator.retry(lease)
+    if lease.tokens:
+        allocator.read(lease)
+        touch(allocator, lease, tokens)
+    assert (lease.tokens > 0) == (row in (".check", ".pass_l1"))  # pinned by then: nobody can take it over
+    allocator.abort(lease.request)
+    allocator.drain()
+    assert allocator.ledger.pool.gpu_used == 0
     allocator.close()
 
 

@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from allocator_tools import GEOMETRY, check, cold, hit, make, prompt
-from test_allocator_faults import idle
+from allocator_tools import GEOMETRY, check, cold, hit, idle, make, prompt
 
 from hybridkv_ref.allocator import HeterogeneousAllocator, build
 from hybridkv_ref.allocator.arena import POISON, Arena

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -266,3 +268,25 @@ def test_the_whole_check_passes_with_its_witnesses() -> None:
     assert summary.passed, summary
     assert summary.obligations >= 5000
     assert summary.witnesses >= 60
+
+
+def test_the_allocator_is_driven_only_when_asked_for(one_task: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 0
+    assert "lock step" not in capsys.readouterr().out
+    assert run("--lockstep", "0.5") == 0
+    assert re.search(r"lock step: [1-9].* rows .* 0 differences", capsys.readouterr().out)
+    assert run("--lockstep", "-1") == 2
+    assert capsys.readouterr().err == "hybridkv: --lockstep -1: expected 0 or more seconds\n"
+
+
+def test_a_difference_in_lock_step_ends_with_1(
+    one_task: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tmp_path / "spec"
+    shutil.copytree(SPEC_DIR, spec)
+    path = spec / "protocols" / "prefix_hit.toml"
+    text = path.read_text("utf-8")
+    assert text.count('"pins += 1", "req.found -= 1"') == 1
+    path.write_text(text.replace('"pins += 1", "req.found -= 1"', '"req.found -= 1"'), "utf-8")
+    assert run("--spec", spec, "--lockstep", "20") == 1
+    assert "pins" in capsys.readouterr().out

@@ -67,7 +67,7 @@ def test_the_fast_search_gives_the_answer_of_the_definition(data: st.DataObject)
 
 @pytest.mark.deep
 @given(data=st.data())
-@settings(max_examples=20_000)
+@settings(max_examples=4_000)
 def test_the_fast_search_gives_the_answer_of_the_definition_at_length(data: st.DataObject) -> None:
     groups = data.draw(cache_groups())
     contents = data.draw(held(groups))

@@ -29,13 +29,13 @@ from torch import Tensor
 from hybridkv_ref.allocator.abi import unserved
 from hybridkv_ref.allocator.admission import NotAdmitted, as_tokens, gate
 from hybridkv_ref.allocator.book import Book
+from hybridkv_ref.allocator.environment import Environment
 from hybridkv_ref.allocator.eviction import Evictor
 from hybridkv_ref.allocator.geometry import Geometry, GroupGeometry
 from hybridkv_ref.allocator.hits import Hits
 from hybridkv_ref.allocator.ledger import Ledger, Observer
 from hybridkv_ref.allocator.media import Files, HostMemory, Medium
 from hybridkv_ref.allocator.pipelines import Pipelines
-from hybridkv_ref.allocator.rebuild import Encode, outdated, rebuild
 from hybridkv_ref.allocator.records import (
     FOREVER,
     CacheSegment,
@@ -53,7 +53,6 @@ from hybridkv_ref.allocator.writer import Fill, Writer
 from hybridkv_ref.compile_py import attribute
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.fast_hit import Finder, Tier, plan_hit
-from hybridkv_ref.lanes import DEVICE
 from hybridkv_ref.loader import load_tables
 from hybridkv_ref.machine import Refused
 from hybridkv_ref.paths import SPEC_DIR
@@ -61,11 +60,12 @@ from hybridkv_ref.recovery import Hit as RecoveryHit
 from hybridkv_ref.tables import Tables
 
 
-class HeterogeneousAllocator:
+class HeterogeneousAllocator(Environment):
     """Segments of every cache group of one model, on one device, with tiers below it.
 
     geometry      pages, blocks and the grid (see ``geometry.build``)
-    device_bytes  cap of all kinds together; ``kind_bytes`` caps single kinds (default: all of it)
+    device_bytes  cap of all kinds together; ``kind_bytes`` caps single kinds (default: all of it). An arena has as many
+                  slots as the caps of the kinds that use its page could fill, so give ``kind_bytes`` for large pools
     host_bytes, store_bytes, store  host memory for durable copies, bytes below the URL ``store`` (a folder, or anything
                   that fsspec opens)
     io_slots      loads at once; ``most_waiting`` bounds the queue of loads; ``tries`` per object before it is given up
@@ -127,7 +127,7 @@ class HeterogeneousAllocator:
         self.reader_abi = [(abi or {}).get(g.name, self.book.abi[g.index]) for g in geometry.groups]
         self.unserved = unserved(geometry.groups, torch.device(device).type)
         self.pipelines = Pipelines(self.book.device, io_slots + 1, 1)
-        self.tiers = Tiers(self.book, self.evictor, self.pipelines, chosen, 1, most_waiting)
+        self.tiers = Tiers(self.book, self.evictor, self.pipelines, chosen, most_waiting)
         if chosen:
             self.evictor.before = self.write_first
         for name, medium in chosen.items():
@@ -323,47 +323,6 @@ class HeterogeneousAllocator:
         first = hi // unit - 1 if group.exact else lo // unit
         found = [path[at].objects[group.index] for at in range(first, -(-hi // unit))]
         return [stored for stored in found if stored is not None]
-
-    # -- what changes under everybody ----------------------------------------------------------------------------------
-    def system(self, row: str) -> None:
-        """A row that is of no entity: new weights, a new index encoding, a pool that moves."""
-        with self.ledger.lock:
-            lane = self.ledger.lanes[0]
-            self.ledger.fire(lane, self.ledger.event_id("system", row))
-            durable = {
-                n: getattr(self.ledger.pool, attribute(n)) for n, v in self.ledger.tables.globals.items() if v.durable
-            }
-            for medium in self.tiers.media.values():
-                medium.remember(durable)
-
-    def graph(self) -> Any:
-        """A record of a captured graph; its rows are fired with ``graph_row``."""
-        return self.ledger.maker(self.ledger.lanes[0], "graph")()
-
-    def graph_row(self, graph: Any, row: str, **inputs: int | bool) -> None:
-        """A row of a captured graph; Refused where its topology has moved on."""
-        self.ledger.fire(self.ledger.lanes[0], self.ledger.event_id("graph", row), graph, settle=None, **inputs)
-
-    def rebuild(self, encode: Encode) -> "list[Future[None]]":
-        """Encodes the stored keys anew of every index segment that is out of date, on the CPU pipeline."""
-        return [self.pipelines.submit("cpu", rebuild, self.book, s, encode) for s in outdated(self.book)]
-
-    def limit(self, device_bytes: int) -> None:
-        """Another cap of the device, at most that of the start: what no longer fits is evicted first.
-
-        InputError if what is held does not fit; then nothing has changed but what was evicted.
-        """
-        if not 1 <= device_bytes <= self.first_bytes:
-            raise InputError(f"limit:device_bytes: expected 1 to {self.first_bytes}, got {device_bytes}")
-        pool = self.ledger.pool
-        while pool.gpu_used + pool.gpu_reserved > device_bytes and self.evictor.make_room(DEVICE, None):
-            pass
-        with self.ledger.lock:
-            if pool.gpu_used + pool.gpu_reserved > device_bytes:
-                held = f"{pool.gpu_used} bytes are held, {pool.gpu_reserved} promised"
-                raise InputError(f"limit:device_bytes: {device_bytes} is too little, {held}")
-            self.ledger.change({"GPU_CAP": device_bytes})
-            self.device_bytes = device_bytes
 
     # -- the end -------------------------------------------------------------------------------------------------------
     def drain(self) -> None:

@@ -203,14 +203,14 @@ class Book:
     # -- bytes ---------------------------------------------------------------------------------------------------------
     def write_rows(self, segment: CacheSegment, first: int, rows: Tensor) -> None:
         """Stores rows ``first``, ... of a segment; uint8 [layers, rows, bytes of one entry], fields in order."""
-        _move_rows(self.arena(segment.group), segment.slots, first, rows, store=True)
+        move_rows(self.arena(segment.group), segment.slots, first, rows, store=True)
 
     def read_rows(self, segment: CacheSegment, first: int, count: int) -> Tensor:
         """uint8 [layers, count, bytes of one entry] of a segment's rows."""
         page = segment.group.page
         width = sum(place.nbytes * page.heads for place in page.regions())
         out = torch.empty((segment.group.layers, count, width), dtype=torch.uint8, device=self.device)
-        _move_rows(self.arena(segment.group), segment.slots, first, out, store=False)
+        move_rows(self.arena(segment.group), segment.slots, first, out, store=False)
         return out
 
     def read_blocks(self, segment: CacheSegment) -> Tensor:
@@ -231,7 +231,7 @@ class Book:
         return next(iter(self.arenas.values())).bytes.device
 
 
-def _move_rows(arena: Arena, slots: Slots | None, first: int, rows: Tensor, store: bool) -> None:
+def move_rows(arena: Arena, slots: Slots | None, first: int, rows: Tensor, store: bool) -> None:
     """Between packed rows and the regions of pages: row i is entry i mod entries of block i // entries."""
     page = arena.page
     if slots is None or not rows.shape[1]:

@@ -84,6 +84,8 @@ class Evictor:
 
     def evict(self, segment: CacheSegment) -> bool:
         """Gives one segment's memory back; False, with nothing changed, if somebody holds it."""
+        if not self.book.allows(segment, "retire"):
+            return False  # not worth a durable copy: it is being written, moved or given up already
         if self.before is not None and segment.stored is None and self.policy.kinds[segment.kind].spill:
             self.before(segment)
         try:

@@ -16,6 +16,9 @@ from hybridkv_ref.fast_hit import Finder
 from hybridkv_ref.machine import Refused
 from hybridkv_ref.recovery import Hit as RecoveryHit
 
+Candidate = tuple[CacheSegment, bytes | None]
+"""A segment and the key under which the index named it."""
+
 LAYERS = ("L1", "L2", "L3", "L4")
 
 
@@ -27,8 +30,8 @@ class Hits:
         self.finder, self.replay = finder, replay
 
     # -- match ---------------------------------------------------------------------------------------------------------
-    def look(self, request: Request, below: int | None = None) -> tuple[RecoveryHit, list[CacheSegment]]:
-        """The longest hit of what is readable now, ending before ``below``, and the segments that it reads."""
+    def look(self, request: Request, below: int | None = None) -> tuple[RecoveryHit, list[Candidate]]:
+        """The longest hit of what is readable now, ending before ``below``, and the candidates that it names."""
         geometry, index = self.book.geometry, self.book.index
         with self.ledger.lock:
             path = index.path(request.keys)
@@ -39,8 +42,8 @@ class Hits:
             request.matched = matched
             return plan, self.named(plan, path) if plan.frontier else []
 
-    def named(self, plan: RecoveryHit, path: Sequence[Any]) -> list[CacheSegment]:
-        """The segments that a plan reads, by group and position."""
+    def named(self, plan: RecoveryHit, path: Sequence[Any]) -> list[Candidate]:
+        """The segments that a plan reads and the keys under which they were found, by group and position."""
         unit, found = self.book.geometry.unit, []
         for group in self.book.geometry.groups:
             lo, hi, exact = group.recovery.need(plan.r, plan.frontier)
@@ -51,7 +54,7 @@ class Hits:
                 segment = path[at].segments[group.index]
                 if segment is None:
                     raise LookupError(f"{group.name}: the plan reads position {at * unit}, which the index lacks")
-                found.append(segment)
+                found.append((segment, segment.key))
         return found
 
     def match(self, request: Request, admit: Callable[[RecoveryHit], None]) -> Hit:
@@ -74,16 +77,23 @@ class Hits:
 
         return inputs
 
-    def find(self, request: Request, segments: Sequence[CacheSegment]) -> None:
-        """Records the generations of the candidates; one that is gone is left out, and the joint layer notices."""
-        for segment in segments:
+    def find(self, request: Request, candidates: Sequence[Candidate]) -> None:
+        """Records the generations of the candidates; one that is gone is left out, and a later layer notices.
+
+        A record may have been used again for another prefix since the index named it: its key is compared in the same
+        atomic step in which its generation is recorded.
+        """
+        for segment, key in candidates:
             lease = self.book.new_lease(segment, request)
             try:
-                self.book.fire_lease(lease, "find")
+                with self.ledger.atomic(self.ledger.event_id(segment.kind, "find")):
+                    if segment.key == key:
+                        self.book.fire_lease(lease, "find")
+                        request.found.append(lease)
+                        continue
             except Refused:
-                self.book.close_lease(lease)
-            else:
-                request.found.append(lease)
+                pass
+            self.book.close_lease(lease)
 
     # -- pin -----------------------------------------------------------------------------------------------------------
     def pin(self, hit: Hit) -> HitLease:

@@ -1,7 +1,8 @@
 """The writer's side: allocate, append, commit, and one grid unit of every group at once.
 
-Memory is asked for by firing the row that admits a segment.  Where a cap refuses it, the evictor makes room and the
-row is fired again; any other refusal goes to the caller.
+Memory is asked for by firing the row that admits a segment. Where a cap refuses it, the evictor makes room and the row
+is fired again; any other refusal goes to the caller. A request that runs displaces whatever nobody holds, in the
+policy's order: a request that fits an empty pool is never refused because of what is merely cached.
 """
 
 from collections.abc import Callable
@@ -66,7 +67,7 @@ class Writer:
                     break
                 except Refused as refused:
                     index = refused.event.guards.index(refused.guard)
-                    if not self.evictor.make_room(self.pressed[group.index][index], group):
+                    if not self.evictor.make_room(self.pressed[group.index][index], None):
                         raise
         except BaseException:
             with self.ledger.lock:

@@ -1,0 +1,66 @@
+"""What changes under all requests at once: weights, index encodings, addresses of pools, captured graphs, caps."""
+
+from concurrent.futures import Future
+from typing import Any
+
+from hybridkv_ref.allocator.book import Book
+from hybridkv_ref.allocator.eviction import Evictor
+from hybridkv_ref.allocator.ledger import Ledger
+from hybridkv_ref.allocator.pipelines import Pipelines
+from hybridkv_ref.allocator.rebuild import Encode, outdated, rebuild
+from hybridkv_ref.allocator.tiers import Tiers
+from hybridkv_ref.compile_py import attribute
+from hybridkv_ref.errors import InputError
+from hybridkv_ref.lanes import DEVICE
+
+
+class Environment:
+    """The part of an allocator that is of no single request."""
+
+    ledger: Ledger
+    book: Book
+    evictor: Evictor
+    pipelines: Pipelines
+    tiers: Tiers
+    device_bytes: int
+    first_bytes: int
+
+    def system(self, row: str) -> None:
+        """A row that is of no entity: new weights, a new index encoding, a pool that moves."""
+        event = self.ledger.event_id("system", row)
+        with self.ledger.atomic(event):
+            self.ledger.fire(self.ledger.lanes[0], event)
+            durable = {
+                n: getattr(self.ledger.pool, attribute(n)) for n, v in self.ledger.tables.globals.items() if v.durable
+            }
+            for medium in self.tiers.media.values():
+                medium.remember(durable)
+
+    def graph(self) -> Any:
+        """A record of a captured graph; its rows are fired with ``graph_row``."""
+        return self.ledger.maker(self.ledger.lanes[0], "graph")()
+
+    def graph_row(self, graph: Any, row: str, **inputs: int | bool) -> None:
+        """A row of a captured graph; Refused where its topology has moved on."""
+        self.ledger.fire(self.ledger.lanes[0], self.ledger.event_id("graph", row), graph, settle=None, **inputs)
+
+    def rebuild(self, encode: Encode) -> "list[Future[None]]":
+        """Encodes the stored keys anew of every index segment that is out of date, on the CPU pipeline."""
+        return [self.pipelines.submit("cpu", rebuild, self.book, s, encode) for s in outdated(self.book)]
+
+    def limit(self, device_bytes: int) -> None:
+        """Another cap of the device, at most that of the start: what no longer fits is evicted first.
+
+        InputError if what is held does not fit; then nothing has changed but what was evicted.
+        """
+        if not 1 <= device_bytes <= self.first_bytes:
+            raise InputError(f"limit:device_bytes: expected 1 to {self.first_bytes}, got {device_bytes}")
+        pool = self.ledger.pool
+        while pool.gpu_used + pool.gpu_reserved > device_bytes and self.evictor.make_room(DEVICE, None):
+            pass
+        with self.ledger.lock:
+            if pool.gpu_used + pool.gpu_reserved > device_bytes:
+                held = f"{pool.gpu_used} bytes are held, {pool.gpu_reserved} promised"
+                raise InputError(f"limit:device_bytes: {device_bytes} is too little, {held}")
+            self.ledger.change({"GPU_CAP": device_bytes})
+            self.device_bytes = device_bytes

@@ -1,0 +1,123 @@
+"""Spills: an object of one or more neighbouring segments of one group, written on the io pipeline.
+
+It counts once it is sealed: every part copied, checksummed, synced and renamed. Whatever goes wrong before ends in the
+rows that fail, and leaves no file and no object.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from hybridkv_ref.allocator.book import Book
+from hybridkv_ref.allocator.geometry import GroupGeometry
+from hybridkv_ref.allocator.media import Medium, MediumError, on_host
+from hybridkv_ref.allocator.objects import Objects
+from hybridkv_ref.allocator.pipelines import Pipelines
+from hybridkv_ref.allocator.records import CacheSegment, StoredObject
+from hybridkv_ref.expr import refs
+from hybridkv_ref.machine import Refused
+
+
+class Spills(Objects):
+    """Objects, and how they are written."""
+
+    def __init__(self, book: Book, media: Mapping[str, Medium], pipelines: Pipelines) -> None:
+        super().__init__(book, media)
+        self.pipelines = pipelines
+        self.spills: dict[CacheSegment, Future[StoredObject | None]] = {}
+
+    def spill(self, segments: Sequence[CacheSegment]) -> "Future[StoredObject | None]":
+        """Writes one durable copy of neighbouring segments of one group; None where it cannot be had.
+
+        A copy that is there or being written already is not written twice.
+        """
+        with self.ledger.lock:
+            running = self.spills.get(segments[0])
+            if running is None:
+                running = self.spills[segments[0]] = self.pipelines.submit("io", self.write, list(segments))
+            return running
+
+    def write(self, segments: list[CacheSegment]) -> StoredObject | None:
+        """The spill itself, on the io pipeline."""
+        try:
+            return self.write_object(segments)
+        finally:
+            with self.ledger.lock:
+                self.spills.pop(segments[0], None)
+                self.ledger.changed.notify_all()
+
+    def write_object(self, segments: list[CacheSegment]) -> StoredObject | None:
+        """Opens an object, copies every part into it and seals it; what went wrong leaves nothing behind."""
+        group = segments[0].group
+        with self.ledger.lock:
+            if (known := self.stored(segments[0])) is not None:
+                return known
+            keys = tuple(s.key for s in segments if s.key is not None)
+            spans = tuple(s.token_range for s in segments)
+            ready = all(self.stored(s) is None and s.slots is not None for s in segments) and len(keys) == len(segments)
+        if not ready or not self.restores(group):
+            return None
+        opened = self.open(group, segments)
+        if opened is None:
+            return None
+        entity, medium = opened
+        copies: list[tuple[CacheSegment, Any]] = []
+        try:
+            for segment, key, span in zip(segments, keys, spans, strict=True):
+                copy = self.book.new_copy(segment.entity, entity)
+                self.hand(group, "spill_begin", segment.entity, entity, copy, segment)
+                copies.append((segment, copy))
+                # From here on the source is held; before, it may have been evicted and written anew.
+                if segment.key != key or segment.token_range != span:
+                    raise MediumError(f"{segment!r}: is of another prefix by now")
+            parts = [on_host(self.book.read_blocks(segment)) for segment in segments]
+            name = f"{keys[0].hex()}-{group.name}-{uuid.uuid4().hex[:12]}"
+            self.media[medium].write(name, parts, self.describe(entity, group, keys, spans, len(parts)))
+        except (Refused, MediumError) as error:
+            for segment, copy in copies:
+                self.hand(group, "spill_fail", segment.entity, entity, copy, segment)
+                self.book.copies.append(copy)
+            self.fire(entity, "scrap")
+            self.rest(group, entity)
+            self.note(f"spill failed: {type(error).__name__}")
+            return None
+        for segment, copy in copies:
+            self.hand(group, "spill_end", segment.entity, entity, copy, segment)
+            self.book.copies.append(copy)
+        stored = StoredObject(group, entity, medium, name, self.media[medium].location(name), keys, spans)
+        with self.ledger.atomic(self.ledger.event_id(self.ledger.store, "seal")):
+            self.fire(entity, "seal")
+            self.adopt_object(stored)
+            for segment in segments:
+                if segment.key in keys:
+                    segment.stored = stored
+        self.note("spilled")
+        return stored
+
+    def open(self, group: GroupGeometry, segments: Sequence[CacheSegment]) -> tuple[Any, str] | None:
+        """Space on the first medium that has some, after erasing what is wanted least; None where there is none."""
+        first = segments[0].entity
+        inputs = {
+            "size": sum(s.nbytes for s in segments),
+            "lo": first.start,
+            "hi": segments[-1].entity.end,
+            "meta": first.mark,
+            "made_in": first.epoch,
+            "layout": first.abi,
+            "until": min(s.entity.keep_until for s in segments),
+        }
+        for last, medium in enumerate(self.media, 1):
+            entity = self.new_object(group, medium, len(segments))
+            while True:
+                try:
+                    self.fire(entity, "open_object", **inputs)
+                except Refused as refused:
+                    room = any(ref.role == "global" for ref in refs(refused.guard.expr))
+                    # The last medium makes room by erasing; the ones before it pass on.
+                    if not room or last < len(self.media) or not self.erase_one(medium):
+                        self.rest(group, entity)
+                        break
+                else:
+                    return entity, medium
+        return None
