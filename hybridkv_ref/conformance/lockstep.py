@@ -236,7 +236,7 @@ class Lockstep:
 
     def compute(self, req: str, chunk: int) -> bool:
         """Computes the rest of what is known of a request, a chunk at a time; False if it cannot."""
-        client = self.clients[req]
+        client = self.clients.get(req, Client([], ""))
         while client.stage == "running" and client.sent < len(client.tokens):
             count = min(chunk, len(client.tokens) - client.sent)
             if not (self.do(Schedule(req, count)) and self.do(Complete(req))):
@@ -250,7 +250,7 @@ class Lockstep:
 
     def again(self, req: str) -> bool:
         """A running request gives its memory back and takes it up again."""
-        client = self.clients[req]
+        client = self.clients.get(req, Client([], ""))
         return self.do(Preempt(req)) and self.do(Begin(req, tuple(client.tokens), client.salt))
 
     def serve(self, tokens: Sequence[int], salt: str = "", drafts: Sequence[tuple[int, int]] = ()) -> str:

@@ -101,20 +101,39 @@ class Histories(RuleBasedStateMachine):
         return [(count, data.draw(st.integers(0, count - 1), label="accepted")) for count in steps]
 
     def teardown(self) -> None:
-        """A load that its request does not live to see, then the end of everything."""
-        if self.may("store") and not self.run.over():
-            tokens = prompt((0, 1), 1, self.run.chunk)
+        """A step and a load that their requests do not live to see, then the end of everything."""
+        tokens = prompt((0, 1), 1, self.run.chunk)
+        self.run.serve(tokens)
+        self.abort_in_step(tokens)
+        if self.may("store"):
             self.run.serve(tokens)
             while self.run.do(Store()):
                 self.run.do(Transfer())
-            self.run.do(Evict("", ALL))
-            waiting = self.run.name()
-            if self.run.do(Load(waiting, tokens)):
-                self.run.do(Abort(waiting))
-                self.run.do(Evict("", ALL))
-                self.run.serve(prompt((2,), 0, self.run.chunk))
+            self.abort_in_load(tokens)
         self.run.rest()
         type(self).ended(self.run)
+
+    def abort_in_step(self, tokens: tuple[int, ...]) -> None:
+        """A hit is read by a step when its request is aborted; memory is wanted before the step is done."""
+        req = self.run.name()
+        if self.run.do(Begin(req, tokens)) and self.run.do(Schedule(req, 1)):
+            self.run.do(Abort(req))
+            self.run.do(Evict("", ALL))
+            self.run.serve(prompt((2,), 0, self.run.chunk))
+            self.run.do(Complete(req))
+
+    def abort_in_load(self, tokens: tuple[int, ...]) -> None:
+        """A load that fails, and one that its request does not live to see; what came is used."""
+        self.run.do(Evict("", ALL))
+        for req in (self.run.name(), f"{self.run.name()}b"):
+            if self.run.do(Load(req, tokens)):
+                self.run.do(Transfer(ok=False))
+                self.run.do(Abort(req))
+                self.run.do(Evict("", ALL))
+                self.run.serve(prompt((2,), 0, self.run.chunk))
+            while self.run.do(Transfer()):
+                pass
+        self.run.serve(tokens)
 
     # -- by chance -----------------------------------------------------------------------------------------------------
 
