@@ -56,7 +56,7 @@ class Found(BaseException):
 class Mutant:
     """A fault.  ``rule`` is one of those that the first refused event has to name.
 
-    ``plant`` patches, ``tables`` are as they are then.  ``quiet``: the engine claims nothing about the length of its hits,
+    ``plant`` patches, ``tables`` are as they are then.  ``quiet``: the engine claims nothing of the length of its hits,
     so that the first refusal is about what they hold.
     """
 
@@ -452,7 +452,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "the state of another position is used": Mutant("HKV-REC-001", one_unit_before("state"), lambda: without("join")),
     "one group decides for all": Mutant(
-        "HKV-L3-002", swap(Hits, "look", first_group_decides), lambda: without("join pin")
+        "HKV-L3-001", swap(Hits, "look", first_group_decides), lambda: without("join pin"), quiet=True
     ),
     "a shorter hit than there is": Mutant("HKV-L3-002", changes_plan(shorter)),
     "a short hit names no group": Mutant("HKV-MISS-001", changes_plan(no_limits)),
@@ -475,7 +475,10 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "keys leave out the salt": Mutant("HKV-KEY-002", keys_of(no_salt), quiet=True),
     "a key stands for its own unit only": Mutant(
-        "HKV-KEY-001", every(keys_of(unit_only), changes_plan(no_limits)), quiet=True
+        "HKV-KEY-001",
+        every(keys_of(unit_only), changes_plan(no_limits)),
+        lambda: without("find pin join pass_l1"),
+        quiet=True,
     ),
     "keys are a byte long": Mutant(
         "HKV-KEY-001", keys_of(lambda keys, salt, about: [bytes([k[0] % 4]) for k in keys]), quiet=True

@@ -6,6 +6,11 @@ import pytest
 from conformance_mutants import MUTANTS, PARAMETERS, PROFILE, REPORT, Mutant, hunt
 
 from hybridkv_ref.conformance.capabilities import load_suite
+from hybridkv_ref.conformance.engine import Store, Transfer
+from hybridkv_ref.conformance.lockstep import Lockstep, full_header
+from hybridkv_ref.conformance.machine import prompt
+from hybridkv_ref.conformance.reference import ReferenceEngine
+from hybridkv_ref.conformance.run import conform
 from hybridkv_ref.rules import load_rules
 
 
@@ -44,3 +49,35 @@ def test_the_table_has_every_fault_with_a_rule_that_exists() -> None:
         assert all(rule in rules for rule in re.findall(r"HKV-[A-Z0-9]+-\d{3}", row[1]))
         assert len(row) == 2 + len(PARAMETERS)
         assert "not found" not in " ".join(row)
+
+
+@pytest.mark.parametrize("key", PARAMETERS)
+def test_the_reference_passes_all_that_it_claims(key: str) -> None:
+    engine = ReferenceEngine(**PARAMETERS[key])  # type: ignore[arg-type]
+    found = conform(engine, PROFILE, "quick")
+    engine.close()
+    assert found.error == ""
+    assert found.verdict == "pass"
+    assert {rule for rule, v in found.rules.items() if v.asked_by} >= set(load_suite().asks["transfers"])
+
+
+def test_the_reference_without_a_tier_claims_no_transfers() -> None:
+    engine = ReferenceEngine(host_bytes=0)
+    found = conform(engine, PROFILE, "quick")
+    engine.close()
+    assert "transfers" not in engine.capabilities
+    assert found.verdict == "pass"
+    assert found.rules["HKV-L3-003"].unclaimed == ["transfers"]
+
+
+def test_bytes_of_a_copy_stand_still_until_they_are_let_go_on() -> None:
+    engine = ReferenceEngine()
+    run = Lockstep(engine, full_header(engine))
+    run.serve(prompt((0,), 1, run.chunk))
+    assert run.do(Store())
+    assert type(run.events[-1]).__name__ == "TransferBegin"
+    assert run.do(Transfer(ok=False))
+    assert "TransferFail" in [type(event).__name__ for event in run.events]
+    assert not run.do(Transfer())
+    assert run.refused == []
+    engine.close()

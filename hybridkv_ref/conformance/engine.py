@@ -65,6 +65,22 @@ class Engine(Protocol):
         """Its own counts by group; groups that it does not count are left out."""
 
 
+class Recorder:
+    """What most engines share: events are kept until they are drained; nothing is counted."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def drain(self) -> list[Event]:
+        """See ``Engine``."""
+        events, self.events = self.events, []
+        return events
+
+    def snapshot(self) -> Mapping[str, Pool]:
+        """See ``Engine``."""
+        return {}
+
+
 class Preempting(Engine, Protocol):
     """An engine that claims ``preemption``."""
 

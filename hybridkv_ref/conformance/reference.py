@@ -18,7 +18,7 @@ from hybridkv_ref.allocator.geometry import GroupGeometry
 from hybridkv_ref.allocator.lockstep import keep_all, small_model
 from hybridkv_ref.allocator.records import StoredObject
 from hybridkv_ref.compile_py import attribute
-from hybridkv_ref.conformance.engine import Pool
+from hybridkv_ref.conformance.engine import Pool, Recorder
 from hybridkv_ref.conformance.gate import WORKERS, Gate, GatedMemory, GatedPipelines
 from hybridkv_ref.events import (
     Allocate,
@@ -60,7 +60,7 @@ class Serving:
     gone: bool = False
 
 
-class ReferenceEngine:
+class ReferenceEngine(Recorder):
     """A small hybrid model with all kinds of groups on ``device_bytes``; a host tier of ``host_bytes`` (0: none)."""
 
     name = "HeterogeneousAllocator"
@@ -73,6 +73,7 @@ class ReferenceEngine:
         geometry: Geometry | None = None,
         tables: Tables | None = None,
     ) -> None:
+        super().__init__()
         self.device_bytes, self.host_bytes = device_bytes, host_bytes
         self.geometry = geometry or build(small_model(), policy=_no_spills())
         self.tables = tables or load_tables()
@@ -109,7 +110,7 @@ class ReferenceEngine:
     def reset(self) -> None:
         """See ``Engine``."""
         self.close()
-        self.events: list[Event] = []
+        self.events.clear()
         self.later: list[Event] = []
         self.serving: dict[str, Serving] = {}
         self.names: dict[int, str] = {}
@@ -366,11 +367,6 @@ class ReferenceEngine:
     def transfer(self, ok: bool) -> bool:
         """See ``Transferring``."""
         return self.gate.release(ok)
-
-    def drain(self) -> list[Event]:
-        """See ``Engine``."""
-        events, self.events = self.events, []
-        return events
 
     def snapshot(self) -> Mapping[str, Pool]:
         """See ``Engine``: of groups that are alone in their kind, whose pools are counted in bytes."""

@@ -10,14 +10,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hybridkv_ref.conformance.engine import Pool
+from hybridkv_ref.conformance.engine import Pool, Recorder
 from hybridkv_ref.events import (
     Accept,
     Allocate,
     Complete,
     Dispatch,
     Draft,
-    Event,
     Finish,
     Free,
     GroupSpec,
@@ -48,7 +47,7 @@ class Running:
     gone: bool = False
 
 
-class SimpleBlockEngine:
+class SimpleBlockEngine(Recorder):
     """A prefix-hash cache that treats all groups alike.
 
     All groups have blocks of ``size`` tokens; ``groups`` describes them, capacities included.
@@ -57,6 +56,7 @@ class SimpleBlockEngine:
     version = "1"
 
     def __init__(self, groups: Sequence[GroupSpec]) -> None:
+        super().__init__()
         self.name = type(self).__name__
         self.size = groups[0].block
         self.groups = {g.name: g for g in groups}
@@ -69,18 +69,13 @@ class SimpleBlockEngine:
 
     def reset(self) -> None:
         """See ``Engine``."""
-        self.events: list[Event] = []
+        self.events.clear()
         self.free = {n: list(range(1, g.capacity)) for n, g in self.groups.items()}
         self.refs: dict[str, Counter[int]] = {n: Counter() for n in self.groups}
         self.key_of: dict[str, OrderedDict[int, str]] = {n: OrderedDict() for n in self.groups}
         self.found: dict[str, dict[str, int]] = {n: {} for n in self.groups}
         self.running: dict[str, Running] = {}
         self.steps = 0
-
-    def drain(self) -> list[Event]:
-        """See ``Engine``."""
-        events, self.events = self.events, []
-        return events
 
     def snapshot(self) -> Mapping[str, Pool]:
         """See ``Engine``."""
