@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from conformance_mutants import MUTANTS, PARAMETERS, PROFILE, REPORT, Mutant, hunt
+from conformance_mutants import MUTANTS, REPORT
+from conformance_planting import PARAMETERS, PROFILE, Mutant, hunt
 
 from hybridkv_ref.conformance.capabilities import load_suite
 from hybridkv_ref.conformance.engine import Store, Transfer

@@ -22,16 +22,23 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Engine(Protocol):
-    """A cache manager under test.
+    """A cache manager under test.  Tokens are counted from 0; plain attributes will do for the first four."""
 
-    ``header`` tells groups, unit, limits and model, as the first line of a trace does; the suite fills in the rest.
-    ``capabilities`` are names of ``events.toml`` and ``conformance.toml``.  Tokens are counted from 0.
-    """
+    @property
+    def name(self) -> str:
+        """Its name in reports."""
 
-    name: str
-    version: str
-    capabilities: Sequence[str]
-    header: Header
+    @property
+    def version(self) -> str:
+        """Its version in reports."""
+
+    @property
+    def capabilities(self) -> Sequence[str]:
+        """What it claims: names of ``events.toml`` and ``conformance.toml``."""
+
+    @property
+    def header(self) -> Header:
+        """Groups, unit, limits and model, as in the first line of a trace; the suite fills in the rest."""
 
     def reset(self) -> None:
         """Forgets everything: an engine as it starts, with nothing cached."""
