@@ -1,6 +1,8 @@
 """The conformance suite: engines that pass, engines that fail and how, wrong words, reports, processes, xdist."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -248,6 +250,24 @@ def test_gaps_and_profiles_are_checked(tmp_path: Path) -> None:
         load_gaps(f"@{tmp_path / 'none'}")
     with pytest.raises(InputError, match="no such profile"):
         load_profile("eternal")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('rules = ["HKV-LIVE-011"]', "no rule 'HKV-LIVE-999'"),
+        ("examples = 25", "Expected `int`, got `str`"),
+        ("steps = 25\n", "missing required field `steps`"),
+    ],
+)
+def test_a_wrong_suite_file_is_one_line(text: str, reason: str, tmp_path: Path) -> None:
+    spec = tmp_path / "spec"
+    shutil.copytree(CHECKOUT / "spec", spec)
+    file = spec / "conformance.toml"
+    wrong = {"rules": text.replace("011", "999"), "examples": 'examples = "many"', "steps": ""}[text.split()[0]]
+    file.write_text(file.read_text().replace(text, wrong, 1))
+    with pytest.raises(InputError, match=re.escape(reason)):
+        load_suite(spec)
 
 
 @pytest.mark.parametrize(
