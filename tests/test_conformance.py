@@ -38,7 +38,8 @@ GROUPS = [
 
 @pytest.fixture(scope="module")
 def failing() -> Report:
-    return conform(simple(), SHORT, "short")
+    # As much time as minimising wants: what is found must not depend on the machine.
+    return conform(simple(), msgspec.structs.replace(SHORT, minimise=600), "short")
 
 
 @pytest.fixture(scope="module")
