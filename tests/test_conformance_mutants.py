@@ -7,9 +7,9 @@ from conformance_mutants import MUTANTS, REPORT
 from conformance_planting import PARAMETERS, PROFILE, Mutant, hunt
 
 from hybridkv_ref.conformance.capabilities import load_suite
-from hybridkv_ref.conformance.engine import Store, Transfer
+from hybridkv_ref.conformance.engine import Evict, Load, Store, Transfer
 from hybridkv_ref.conformance.lockstep import Lockstep, full_header
-from hybridkv_ref.conformance.machine import prompt
+from hybridkv_ref.conformance.machine import ALL, prompt
 from hybridkv_ref.conformance.reference import ReferenceEngine
 from hybridkv_ref.conformance.run import conform
 from hybridkv_ref.rules import load_rules
@@ -81,4 +81,22 @@ def test_bytes_of_a_copy_stand_still_until_they_are_let_go_on() -> None:
     assert "TransferFail" in [type(event).__name__ for event in run.events]
     assert not run.do(Transfer())
     assert run.refused == []
+    engine.close()
+
+
+def test_a_load_of_what_was_computed_meanwhile_is_given_up() -> None:
+    engine = ReferenceEngine()
+    run = Lockstep(engine, full_header(engine))
+    tokens = prompt((0, 1), 1, run.chunk)
+    run.serve(tokens)
+    while run.do(Store()):
+        run.do(Transfer())
+    run.do(Evict("", ALL))
+    assert run.do(Load("waiting", tokens))
+    run.serve(tokens)
+    while run.do(Transfer()):
+        pass
+    assert any(engine.idle(group) for group in engine.geometry.groups)
+    run.rest()
+    assert [str(one.refusal) for one in run.refused] == []
     engine.close()

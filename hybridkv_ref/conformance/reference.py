@@ -218,7 +218,7 @@ class ReferenceEngine(AllocatorEvents):
         return found
 
     def idle(self, group: GroupGeometry) -> int:
-        """Segments that hold memory which nobody holds and nobody can find."""
+        """Segments with memory that nobody holds and nobody can find; the allocator keeps them until it evicts."""
         mine = [s for s in self.cache.segments() if s.group is group]
         return sum(1 for s in mine if s.key is None and not s.ref_count)
 

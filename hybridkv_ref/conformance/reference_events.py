@@ -142,7 +142,7 @@ class AllocatorEvents(Recorder):
                 self.leased(row, segment, self.names.get(id(entities[2]), ""), inputs)
         self.say()
         if row == "free" and (entities[0].pins or entities[0].steps or entities[0].holds):
-            # Without an entry and a holder a block is free already; this one is not.
+            # A block that its last entry or holder left is free already; this one is not.
             segment = self.cache.book.by_entity[id(entities[0])]
             self.say(Evict(segment.group.name, [self.number(segment)]))
 
@@ -189,6 +189,10 @@ class AllocatorEvents(Recorder):
                     self.say(TransferFail(name, stopped=False))
                 else:
                     self.say(TransferEnd(name) if arrived else TransferFail(name))
+                if row == "publish" and self.cache.book.by_entity[id(target)].key is None:
+                    # Under its key another one is found by now: as of a block computed twice, nobody can find it.
+                    group = self.geometry.groups[target.group]
+                    self.say(Evict(group.name, [self.copy_number(group, target)]))
 
     def keys_of(self, entity: Any) -> list[str]:
         """The keys that a durable copy is kept under."""
