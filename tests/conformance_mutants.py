@@ -123,7 +123,7 @@ MUTANTS: dict[str, Mutant] = {
     "memory is taken and not charged": Mutant("HKV-ACC-001", tables=lambda: without_effect("admit", "used")),
     "free on abort during a load": Mutant("HKV-ALIAS-001", swap(ReferenceEngine, "abort", frees_moving)),
     "a load can be found before it has arrived": Mutant("HKV-S3-011", swap(Tiers, "attach", publishes_while_loading)),
-    "a load is kept under another key": Mutant("HKV-ALIAS-001", swap(Tiers, "attach", mistakes_keys)),
+    "a load is kept under another key": Mutant("HKV-MISS-001", swap(Tiers, "attach", mistakes_keys)),
     "a failed read counts as data": Mutant("HKV-ERR-002", swap(gate.GatedMemory, "read", ignores_failure)),
     "a failed write counts as a copy": Mutant("HKV-ERR-002", swap(gate.GatedMemory, "write", ignores_failed_write)),
     "a load never ends": Mutant("HKV-LIVE-003", swap(Tiers, "carry_out", loses_ends)),
