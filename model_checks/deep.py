@@ -6,6 +6,7 @@
 * the same queries to another solver (cvc5, where it is installed), and to Spacer, which finds invariants of its own,
 * invariants inferred from templates, without those of the tables: how many of these were not needed,
 * faults planted in the generator, each with a probe that must see it,
+* composed instances of millions of states, counted by our search, by Spin and by Rumur (where these are installed),
 * random states on which Python, Z3, the explorer's columns and (where Spin is installed) a generated Promela model must
   agree on every guard and every value after every row.
 """
@@ -15,9 +16,11 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
+from hybridkv_ref.model_checks import murphi, promela, rumur, spin
 from hybridkv_ref.model_checks.agreement import ColumnRows, Evaluator, PromelaRows, PythonRows, Z3Rows, agree
 from hybridkv_ref.model_checks.cvc5_opinion import beside_cvc5
 from hybridkv_ref.model_checks.cvc5_opinion import installed as cvc5_installed
+from hybridkv_ref.model_checks.explore import explore
 from hybridkv_ref.model_checks.frames import Assumptions, subset_lemmas
 from hybridkv_ref.model_checks.generator_probes import read_probes
 from hybridkv_ref.model_checks.houdini import infer
@@ -25,12 +28,12 @@ from hybridkv_ref.model_checks.induction import Task
 from hybridkv_ref.model_checks.instances import FILE as INSTANCES
 from hybridkv_ref.model_checks.instances import read_instances
 from hybridkv_ref.model_checks.ledger import violated
+from hybridkv_ref.model_checks.model_text import counted
 from hybridkv_ref.model_checks.mutants import mutants
 from hybridkv_ref.model_checks.mutation import Killer
 from hybridkv_ref.model_checks.obligations import Search, TaskResult
 from hybridkv_ref.model_checks.planted_faults import seen
 from hybridkv_ref.model_checks.spacer import goals, opinion
-from hybridkv_ref.model_checks.spin import missing
 from hybridkv_ref.model_checks.tasks import proof_names, prove
 from hybridkv_ref.spec_files import Spec
 from hybridkv_ref.tables import Tables
@@ -40,11 +43,14 @@ SEED = 20_260_101
 MUTANTS_PER_TASK = 40
 MIN_HELPERS = 12  # helper invariants, by name, that inference must find by itself
 INFER, LEMMAS = "deep:infer", "lemmas"
+COMPOSED = "instances_deep.toml"
+MOST_STATES, MEMORY_MB = 20_000_000, 12_000
 
 
 def deep_names(spec: Spec, tables: Tables, directory: Path) -> Iterator[str]:
     """The tasks, long ones first."""
     yield from (INFER, "deep:agreement", "deep:ledger")
+    yield from (f"deep:composed:{i.name}" for i in read_instances(tables, directory / COMPOSED)[0])
     for begin in range(0, len(list(mutants(spec, tables))), MUTANTS_PER_TASK):
         yield f"deep:mutants:{begin}"
     yield from (f"deep:spacer:{goal.id}" for goal in goals(tables))
@@ -74,6 +80,8 @@ def run_deep(name: str, spec: Spec, tables: Tables, base: Assumptions, directory
             return TaskResult(searches=[opinion(tables, next(g for g in goals(tables) if g.id == rest))])
         case "mutants":
             return TaskResult(searches=[_mutants(spec, tables, int(rest))])
+        case "composed":
+            return TaskResult(searches=list(_composed(tables, directory, rest)))
         case "infer":
             return TaskResult(searches=[_inference(tables, directory)])
     return TaskResult(searches=[_agreement(tables)])
@@ -88,6 +96,24 @@ def _cvc5(name: str, spec: Spec, tables: Tables, base: Assumptions) -> TaskResul
     if name == LEMMAS:
         return TaskResult(obligations=beside_cvc5(name, lambda: subset_lemmas.__wrapped__(tables)))
     return TaskResult(obligations=beside_cvc5(name, lambda: prove(name, spec, tables, base)))
+
+
+def _composed(tables: Tables, directory: Path, name: str) -> Iterator[Search]:
+    """One composed instance, counted by every explorer that there is: ours, Spin, Rumur."""
+    instance = next(i for i in read_instances(tables, directory / COMPOSED)[0] if i.name == name)
+    graph = explore(tables, instance, MOST_STATES)
+    for tool, absent in (("Spin", spin.missing()), ("Rumur", rumur.missing())):
+        label, bound = f"{name} by {tool}", f"the instance {name}"
+        if absent:
+            yield Search(label, "explorers", "not run", True, bound, detail=f"no {tool}: {absent}")
+            continue
+        if tool == "Spin":
+            wanted, run = promela.size(graph)[0], spin.check(promela.model(graph).source, MEMORY_MB, 10_000_000, 24)
+        else:
+            wanted, run = counted(graph)[0], rumur.check(murphi.model(graph).source, MEMORY_MB)
+        same = not graph.truncated and (run.states, run.error) == (wanted, "")
+        detail = f"{tool} {run.states:,}, ours {wanted:,}{run.error and f'; {run.error}'}"
+        yield Search(label, "explorers", "holds" if same else "differs", same, bound, states=run.states, detail=detail)
 
 
 def _inference(tables: Tables, directory: Path) -> Search:
@@ -120,7 +146,7 @@ def _mutants(spec: Spec, tables: Tables, begin: int) -> Search:
 def _agreement(tables: Tables) -> Search:
     """Random states through every evaluator there is."""
     evaluators: list[Evaluator] = [PythonRows(tables), Z3Rows(tables), ColumnRows(tables)]
-    absent = missing()
+    absent = spin.missing()
     if not absent:
         evaluators.append(PromelaRows(tables))
     found = agree(tables, SAMPLES, SEED, evaluators)

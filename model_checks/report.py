@@ -23,7 +23,7 @@ MEANING = {
     "equality": "proved and run-time need agree",
     "second solver": "cvc5 gives the same answer to each query",
 }
-TOLD = ("inference", "agreement")  # searches of which the report prints what they found
+TOLD = ("inference", "agreement", "explorers")  # searches of which the report prints what they found
 SHOWN = 20
 
 

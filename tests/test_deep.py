@@ -6,7 +6,7 @@ import pytest
 
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.loader import build
-from hybridkv_ref.model_checks import deep
+from hybridkv_ref.model_checks import deep, promela, spin
 from hybridkv_ref.model_checks.deep import deep_names, run_deep
 from hybridkv_ref.model_checks.frames import Assumptions
 from hybridkv_ref.model_checks.ledger import FILE, read_ledger, violated, without_fairness
@@ -51,6 +51,7 @@ def test_a_deep_run_covers_every_row_and_every_mutant() -> None:
     assert any(n.startswith("deep:spacer:") for n in names)
     assert any(n.startswith("deep:planted:") for n in names)
     assert "deep:infer" in names
+    assert any(n.startswith("deep:composed:") for n in names)
 
 
 def test_without_cvc5_the_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,3 +61,20 @@ def test_without_cvc5_the_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.status, found.passed) == ("not run", True)
     assert "second-opinion" in found.detail
     assert deep.second_solver() == "no cvc5"
+
+
+def test_a_composed_instance_is_counted_by_every_explorer_there_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / deep.COMPOSED).write_text('title = "x"\n[instance.small]\ndoc = "Two graphs."\ngraphs = ["g", "h"]\n')
+    found = run_deep("composed:small", SPEC, TABLES, Assumptions(TABLES), tmp_path).searches
+    assert [s.passed for s in found] == [True, True]
+    assert {s.status for s in found} <= {"holds", "not run"}
+    monkeypatch.setattr(spin, "missing", lambda: "not installed: spin")
+    found = run_deep("composed:small", SPEC, TABLES, Assumptions(TABLES), tmp_path).searches
+    assert found[0].status == "not run"
+    monkeypatch.undo()
+    monkeypatch.setattr(deep, "counted", lambda graph: (1, 1))
+    monkeypatch.setattr(promela, "size", lambda graph: (1, 1))
+    found = run_deep("composed:small", SPEC, TABLES, Assumptions(TABLES), tmp_path).searches
+    assert {(s.status, s.passed) for s in found} <= {("differs", False), ("not run", True)}
