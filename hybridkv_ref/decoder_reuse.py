@@ -15,7 +15,7 @@ from hybridkv_ref.decoder import Decoder
 from hybridkv_ref.decoder_geometry import Stored
 from hybridkv_ref.decoder_state import RunningState
 from hybridkv_ref.decoder_store import Key, Ref, Store, copy_object
-from hybridkv_ref.exact_start import Stack, layer_stack, zero_exact_hit
+from hybridkv_ref.exact_start import Replay, Stack, layer_stack, zero_exact_hit
 from hybridkv_ref.recovery import Contents, Group, Hit, bounded_hit, from_model, longest_hit
 
 Mode = Literal["full", "zero-exact", "bounded"]
@@ -36,11 +36,17 @@ class Want(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Match:
-    """A hit and the objects that it rests on, with the generations that they had when they were found."""
+    """A hit and the objects that it rests on, with the generations that they had when they were found.
+
+    ``exact_from``: logits from here on equal those of a run from scratch (None: never, the grade is bounded).
+    ``replay``: where every layer begins, and from where on what it makes is exact.
+    """
 
     hit: Hit
     matched: int
     refs: Mapping[tuple[int, str, int], Ref]
+    exact_from: int | None
+    replay: Replay
 
 
 class Planner:
@@ -74,10 +80,12 @@ class Planner:
             case "full":
                 hit = longest_hit(groups, contents, matched, length, want.alignment, want.replay)
             case "zero-exact":
-                hit = zero_exact_hit(self.stack, contents, matched, length, want.alignment)
+                zero = zero_exact_hit(self.stack, contents, matched, length, want.alignment)
+                return Match(zero, matched, refs, zero.exact_from, zero.replay)
             case "bounded":
                 hit = bounded_hit(groups, contents, matched, length, max(1, want.replay), want.alignment)
-        return Match(hit, matched, refs)
+        everywhere = (hit.r,) * len(self.stack)
+        return Match(hit, matched, refs, None if hit.grade == "bounded" else hit.r, Replay(everywhere, everywhere, ()))
 
     def _end(self, name: str, number: int) -> int:
         group = self.groups[name]
@@ -108,10 +116,15 @@ class Planner:
         return Contents(blocks=sum(1 << number for number in found))
 
     def restore(self, store: Store, match: Match, state: RunningState) -> bool:
-        """Copies the rows that the hit reads; False, with the state spoilt, if an object has gone meanwhile."""
+        """Copies the rows that the hit reads; False, with the state spoilt, if an object has gone meanwhile.
+
+        Of several snapshots each layer gets the one that it takes up: in its ring another may lie at the same place.
+        """
         for read in match.hit.reads:
             group = self.groups[read.group]
             for item in self.objects[read.group]:
+                if item.shape == "state" and read.hi != match.replay.begins[item.layer]:
+                    continue
                 if not self._restore(store, match, state, group, item, read.lo, read.hi):
                     return False
         return True

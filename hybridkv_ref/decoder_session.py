@@ -2,7 +2,7 @@
 
 What may be published (FACTS section 2): objects whose rows are all exact and lie before the committed
 position.  After a plain hit every row from the start on is exact, and so are the restored ones; after a start without
-stored windows a layer's rows are exact only from where ``exact_start.replay`` says.  What follows a bounded start
+stored windows a layer's rows are exact only from where ``exact_start.Replay`` says.  What follows a bounded start
 carries its grade in the key.
 """
 
@@ -14,12 +14,7 @@ from hybridkv_ref.decoder_geometry import Stored
 from hybridkv_ref.decoder_reuse import Match, Planner, Want
 from hybridkv_ref.decoder_store import Key, Store, copy_object
 from hybridkv_ref.errors import InputError
-from hybridkv_ref.exact_start import replay
-from hybridkv_ref.recovery import Contents, Group, Read
-
-
-def _end(read: Read) -> int:
-    return read.hi
+from hybridkv_ref.recovery import Group
 
 
 class Session:
@@ -39,51 +34,28 @@ class Session:
             self.state = store.running()
             if planner.restore(store, self.match, self.state):
                 break
-        self.hit = self.match.hit
+        self.hit, self.exact_from = self.match.hit, self.match.exact_from
         self.position = self.pending = self.hit.r
         self.grade = self._grade()
         self._valid = self._valid_from()
-
-    @property
-    def exact_from(self) -> int | None:
-        """Where logits begin to equal those from scratch; None after a bounded start."""
-        if self.hit.grade == "bounded":
-            return None
-        if self.want.mode == "zero-exact" and self.hit.r:
-            return min(self.match.matched, len(self.tokens) - 1)
-        return self.hit.r
 
     def _grade(self) -> str:
         return self.hit.grade
 
     def _valid_from(self) -> dict[tuple[int, str], int]:
-        """Per layer and group, the first position whose rows are exact (restored ones included)."""
-        start = self.hit.r
-        rows_from = dict.fromkeys(range(len(self.planner.stack)), start)
-        if self.want.mode == "zero-exact" and start:
-            rows_from = self._exact_rows(start)
+        """Per layer and group, the first position whose rows are exact (restored ones included); begins every layer."""
+        made = self.match.replay
         read = {(item.layer, r.group): r.lo for r in self.hit.reads for item in self.planner.objects[r.group]}
         valid = {}
         for item in self.planner.decoder.stored:
-            at = item.layer, item.group
-            valid[at] = read.get(at, rows_from[item.layer])
-            if item.shape == "state" and rows_from[item.layer] > start:
-                taken = min(
-                    (r for r in self.hit.reads if r.group == item.group and r.hi >= rows_from[item.layer]), key=_end
-                )
-                self.state.begin_at(item.layer, taken.hi)
-                valid[at] = taken.lo
+            at, begins = (item.layer, item.group), made.begins[item.layer]
+            valid[at] = read.get(at, made.rows_from[item.layer])
+            if item.shape == "state":
+                self.state.begin_at(item.layer, begins)
+                valid[at] = self.planner.first_row(self.planner.groups[item.group], begins)
             elif item.shape == "window":
-                self.state.begin_at(item.layer, read.get(at, start))
+                self.state.begin_at(item.layer, read.get(at, begins))
         return valid
-
-    def _exact_rows(self, start: int) -> dict[int, int]:
-        ends: dict[str, set[int]] = {}
-        for _, name, number in self.match.refs:
-            if self.planner.groups[name].exact:
-                ends.setdefault(name, set()).add(number)
-        contents = {name: Contents(ends=frozenset(found)) for name, found in ends.items()}
-        return dict(enumerate(replay(self.planner.stack, start, contents).rows_from))
 
     # ---- Computing ----
 

@@ -11,7 +11,7 @@ float64 model of DeepSeek-V4's shape, exact there and inexact one token later).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.models import Model
@@ -77,29 +77,45 @@ class Replay:
     """What computing from a start on makes exactly.
 
     ``rows_from``: per layer, lowest first, the first token whose rows are exact; earlier ones must not be cached.
+    ``begins``: per layer, the first token that it computes: the start, or where the snapshot that it takes up ends.
     ``snapshots``: what is read on the way, by groups that no replay can make.
     """
 
     rows_from: tuple[int, ...]
+    begins: tuple[int, ...]
     snapshots: tuple[Read, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroExactHit(Hit):
+    """A hit that reads no window or tail row.
+
+    ``exact_from``: the position from which everything comes out exact; what is computed before only serves it.
+    ``replay``: what computing from ``r`` on makes exactly.
+    """
+
+    exact_from: int
+    replay: Replay
 
 
 def replay(stack: Stack, start: int, contents: Mapping[str, Contents]) -> Replay:
     """The exact rows of a replay from ``start``, at or before ``exact_start``, without stored window or tail rows.
 
-    A layer whose input is exact from some position on takes up its first snapshot from there on.
+    A layer whose input is exact from some position on takes up its first snapshot from there on; without one it
+    computes nothing that any request reaches.
     """
     rows_from: list[int] = []
+    begins: list[int] = []
     snapshots: dict[Read, None] = {}  # in the order of the layers, each once
     exact_from = start
     for layer in stack:
         rows_from.append(exact_from)
         outputs = [_output_from(group, contents.get(group.name, NOTHING), exact_from) for group in layer]
-        for group, output in zip(layer, outputs, strict=True):
-            if group.exact and group.miss == PREFILL and output:
-                snapshots[Read(group.name, *group.need(output, output)[:2])] = None
+        taken = [(g, end) for g, end in zip(layer, outputs, strict=True) if g.exact and g.miss == PREFILL]
+        begins.append(max((end for _, end in taken), default=start))
+        snapshots |= dict.fromkeys(Read(g.name, *g.need(end, end)[:2]) for g, end in taken if end)
         exact_from = max(outputs, default=exact_from)
-    return Replay(tuple(rows_from), tuple(snapshots))
+    return Replay(tuple(rows_from), tuple(begins), tuple(snapshots))
 
 
 def _output_from(group: Group, contents: Contents, input_from: int) -> int:
@@ -120,7 +136,7 @@ def zero_exact_hit(
     matched: int,
     length: int,
     alignment: int | None = None,
-) -> Hit:
+) -> ZeroExactHit:
     """The longest exact reuse when no window or tail row is stored: entries up to the frontier, computing from s* on.
 
     The frontier is the largest candidate (as for ``longest_hit``) up to which every kind that only prefill can make is
@@ -129,11 +145,15 @@ def zero_exact_hit(
     groups = tuple({group.name: group for layer in stack for group in layer}.values())
     candidates = candidate_frontiers(groups, contents, matched, length, alignment)
     entries = [group for group in groups if group.miss == PREFILL and not group.exact]
+    start = best = exact_from = 0
     for frontier in candidates:
         if all(can_resume(group, contents.get(group.name, NOTHING), frontier, frontier) for group in entries):
-            start = min(frontier, exact_start(stack, min(matched, length - 1), frontier, contents))
+            position = min(matched, length - 1)
+            start = min(frontier, exact_start(stack, position, frontier, contents))
             if start:
-                hit = make_hit(groups, contents, matched, candidates, (start, frontier), entries)
-                return replace(hit, reads=(*hit.reads, *replay(stack, start, contents).snapshots))
+                best, exact_from = frontier, position
             break
-    return make_hit(groups, contents, matched, candidates, (0, 0), ())
+    hit = make_hit(groups, contents, matched, candidates, (start, best), entries if start else ())
+    made = replay(stack, start, contents)
+    reads = (*hit.reads, *made.snapshots)
+    return ZeroExactHit(start, best, hit.grade, reads, hit.limiting, hit.recompute, exact_from, made)

@@ -172,7 +172,7 @@ def _(on: bool) -> Outcome:
 
     def late(*args: Any) -> Hit:
         hit = found(*args)
-        return replace(hit, r=hit.r + 1)
+        return replace(hit, r=hit.r + 1, replay=exact_start.replay(args[0], hit.r + 1, args[1]))
 
     return patched(
         on, decoder_reuse, "zero_exact_hit", late, lambda: resume(planner(sizes), 40, want=Want(mode="zero-exact"))

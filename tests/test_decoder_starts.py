@@ -30,7 +30,6 @@ def without_windows(
 ) -> bool:
     """Whether computing from ``s`` over cached entries and snapshots alone gives exact logits from ``position`` on."""
     contents = {"gated_delta": Contents(ends=frozenset(snapshots))}
-    rows_from = replay(plan.stack, s, contents).rows_from
     there = {
         (item.layer, item.group): set(range(frontier // item.ratio))
         if item.shape == "entries"
@@ -39,11 +38,8 @@ def without_windows(
         if item.shape in ("entries", "state")
     }
     state = state_with(plan, text, there)
-    for layer, kind in enumerate(plan.decoder.sizes.layers):
-        usable = [end for end in snapshots if end >= rows_from[layer]]
-        if kind == "recurrent" and not usable:
-            return False
-        state.begin_at(layer, min(usable) if kind == "recurrent" else s)
+    for layer, begins in enumerate(replay(plan.stack, s, contents).begins):
+        state.begin_at(layer, begins)
     step, known = plan.decoder.sizes.max_step, truth(plan, text).logits
     runs = [
         plan.decoder.forward(text[at : min(at + step, len(text))], at, frontier, state)
@@ -103,6 +99,19 @@ def test_a_replay_makes_rows_exactly_as_far_as_it_says(layers: tuple[LayerType, 
         measured.append(s + len(same) - same[::-1].index(False) if False in same else s)
     assert tuple(measured) == replay(plan.stack, s, {}).rows_from
     assert measured == [s + layer * (sizes.window - 1) for layer in range(len(layers))]
+
+
+@pytest.mark.parametrize("apart", [8, 9, 10])
+def test_two_layers_take_up_two_snapshots(apart: int) -> None:
+    """The upper layer's input is exact later, so it takes a later snapshot; 9 apart both have one place in a ring."""
+    plan = planner(msgspec.structs.replace(BASE, layers=("recurrent", "window", "recurrent")))
+    text, store = sequence(BASE, 1, 60), MemoryStore(plan.decoder, 400)
+    serve(Session(plan, store, text[:50], keep_every=apart), Request(0, 50), truth(plan, text))
+    session = Session(plan, store, text, Want(mode="zero-exact", alignment=1))
+    lower, _, upper = session.match.replay.begins
+    assert upper - lower == apart
+    assert len([read for read in session.hit.reads if read.group == "gated_delta"]) == 2
+    assert difference(session, serve(session, Request(0, 60), truth(plan, text)), truth(plan, text)) == 0.0
 
 
 def test_a_replay_of_one_fold_stands_in_for_the_halo() -> None:
