@@ -5,7 +5,7 @@ through ``hybridkv_ref.recovery`` and ``hybridkv_ref.exact_start``; every other 
 poisoned.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +16,7 @@ from hybridkv_ref.decoder_geometry import Stored
 from hybridkv_ref.decoder_state import RunningState
 from hybridkv_ref.decoder_store import Key, Ref, Store, copy_object
 from hybridkv_ref.exact_start import Replay, Stack, layer_stack, zero_exact_hit
-from hybridkv_ref.recovery import Contents, Group, Hit, bounded_hit, from_model, longest_hit
+from hybridkv_ref.recovery import Contents, Group, Hit, Read, bounded_hit, from_model, longest_hit
 
 Mode = Literal["full", "zero-exact", "bounded"]
 
@@ -115,19 +115,21 @@ class Planner:
             return Contents(ends=frozenset(found))
         return Contents(blocks=sum(1 << number for number in found))
 
-    def restore(self, store: Store, match: Match, state: RunningState) -> bool:
-        """Copies the rows that the hit reads; False, with the state spoilt, if an object has gone meanwhile.
-
-        Of several snapshots each layer gets the one that it takes up: in its ring another may lie at the same place.
+    def reads(self, match: Match) -> Iterator[tuple[Stored, Read]]:
+        """What every object reads.  Of several snapshots a layer reads the one that it takes up, and no other: in a
+        ring two may have one place.
         """
         for read in match.hit.reads:
-            group = self.groups[read.group]
             for item in self.objects[read.group]:
-                if item.shape == "state" and read.hi != match.replay.begins[item.layer]:
-                    continue
-                if not self._restore(store, match, state, group, item, read.lo, read.hi):
-                    return False
-        return True
+                if item.shape != "state" or read.hi == match.replay.begins[item.layer]:
+                    yield item, read
+
+    def restore(self, store: Store, match: Match, state: RunningState) -> bool:
+        """Copies the rows that the hit reads; False, with the state spoilt, if an object has gone meanwhile."""
+        return all(
+            self._restore(store, match, state, self.groups[read.group], item, read.lo, read.hi)
+            for item, read in self.reads(match)
+        )
 
     def _restore(
         self, store: Store, match: Match, state: RunningState, group: Group, item: Stored, low: int, high: int

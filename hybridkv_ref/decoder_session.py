@@ -45,14 +45,13 @@ class Session:
     def _valid_from(self) -> dict[tuple[int, str], int]:
         """Per layer and group, the first position whose rows are exact (restored ones included); begins every layer."""
         made = self.match.replay
-        read = {(item.layer, r.group): r.lo for r in self.hit.reads for item in self.planner.objects[r.group]}
+        read = {(item.layer, item.group): one.lo for item, one in self.planner.reads(self.match)}
         valid = {}
         for item in self.planner.decoder.stored:
             at, begins = (item.layer, item.group), made.begins[item.layer]
-            valid[at] = read.get(at, made.rows_from[item.layer])
+            valid[at] = read.get(at, begins if item.shape == "state" else made.rows_from[item.layer])
             if item.shape == "state":
                 self.state.begin_at(item.layer, begins)
-                valid[at] = self.planner.first_row(self.planner.groups[item.group], begins)
             elif item.shape == "window":
                 self.state.begin_at(item.layer, read.get(at, begins))
         return valid

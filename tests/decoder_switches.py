@@ -7,7 +7,7 @@ zeros, the kindest contents, so that no difference is owed to poison.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,12 +24,13 @@ from decoder_histories import (
     sequence,
     serve,
     truth,
+    wrong,
 )
 from helpers import copy_spec
 
-from hybridkv_ref import decoder_state, decoder_store
+from hybridkv_ref import decoder, decoder_state, decoder_store
 from hybridkv_ref.decoder import Decoder
-from hybridkv_ref.decoder_geometry import Sizes
+from hybridkv_ref.decoder_geometry import Sizes, Stored
 from hybridkv_ref.decoder_reuse import Planner, Want
 from hybridkv_ref.decoder_session import Session
 from hybridkv_ref.decoder_store import MemoryStore
@@ -153,6 +154,39 @@ def patched(on: bool, target: Any, name: str, value: Any, run: Callable[[], Outc
         return run()
     with mock.patch.object(target, name, value):
         return run()
+
+
+@contextmanager
+def ring_sizes(size: Callable[[Stored], int | None]) -> Iterator[None]:
+    """Requests that begin here have rings of ``size(object)`` rows; None: of those that they should have."""
+
+    class Sized(decoder_state.PrivateState):
+        """Rings of other sizes."""
+
+        def _place(self, item: Stored) -> decoder_state.Rows:
+            rows = super()._place(item)
+            rows_kept = size(item) if rows.ring else None
+            return rows if rows_kept is None else replace(rows, ring=rows_kept)
+
+    with mock.patch.object(decoder, "PrivateState", Sized):
+        yield
+
+
+def reject(plan: Planner, text: tuple[int, ...], start: int, drafts: int) -> tuple[float, float]:
+    """All of ``drafts`` tokens are rejected at ``start``; every committed step is of one token.
+
+    The largest difference from scratch of any logit before the rejection, and after it.
+    """
+    session, known = Session(plan, MemoryStore(plan.decoder, 0), text), truth(plan, text).logits
+    made = []
+    for at, token in enumerate(text):
+        if at == start:
+            session.compute([wrong(draft, plan.decoder.sizes.vocab) for draft in text[start : start + drafts]])
+            session.commit(0)
+        made.append(session.compute([token]))
+        session.commit(1)
+    apart = torch.nan_to_num((torch.cat(made) - known).abs(), nan=torch.inf)
+    return apart[:start].max().item(), apart[start:].max().item()
 
 
 def overwrite(session: Session, shape: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -7,12 +7,8 @@ from typing import Any
 import msgspec
 import torch
 from decoder_histories import (
-    Request,
-    difference,
     planner,
     sequence,
-    serve,
-    truth,
 )
 from decoder_switches import (
     BASE,
@@ -26,23 +22,23 @@ from decoder_switches import (
     outcome,
     overwrite,
     patched,
+    reject,
     resume,
+    ring_sizes,
     table_rule,
     without,
     zeros,
 )
 
 from hybridkv_ref import (
-    decoder,
     decoder_attention,
     decoder_plan,
     decoder_reuse,
-    decoder_state,
     decoder_store,
     exact_start,
 )
 from hybridkv_ref.decoder import Decoder
-from hybridkv_ref.decoder_geometry import Sizes
+from hybridkv_ref.decoder_geometry import Sizes, Stored
 from hybridkv_ref.decoder_reuse import Planner, Want
 from hybridkv_ref.decoder_session import Session
 from hybridkv_ref.decoder_store import MemoryStore
@@ -97,10 +93,10 @@ def _(on: bool) -> Outcome:
 
 
 @WITNESSES.of(
-    "tail rows between multiples", "TAIL-002", "fill 23, resume at 23 without the rows after the halo's start"
+    "tail rows between multiples", "TAIL-002", "fill 23, resume at 23 with the halo and no row after the multiple"
 )
 def _(on: bool) -> Outcome:
-    return table_rule("uncompressed_tail", "lo", "s", 23, on)
+    return table_rule("uncompressed_tail", "hi", "max(0, floor_to(F, ratio))", 23, on)
 
 
 @WITNESSES.of("W - 1 window rows before the start", "SWA-001", "fill 22, resume at 22 with W - 2 rows")
@@ -271,28 +267,16 @@ def _(on: bool) -> Outcome:
 
 @WITNESSES.of(
     "a ring keeps the rows that a rejection needs again", "TAIL-009 POS-003 SWA-007",
-    "4 tokens per draft step of which 1 is accepted, rings without a margin",
+    "steps of 1 in the smallest rings that serve them; 2 drafts at 19 are rejected",
 )  # fmt: skip
 def _(on: bool) -> Outcome:
-    plan = planner(RING)
+    def smallest(item: Stored) -> int | None:
+        return None if item.shape == "state" or on else item.keep + 1
 
-    class Tight(decoder_state.PrivateState):
-        """Rings of just the rows that one position needs, and one."""
-
-        def _place(self, item: Any) -> decoder_state.Rows:
-            rows = super()._place(item)
-            if not rows.ring or item.shape == "state":
-                return rows
-            return replace(rows, ring=item.keep + 1)
-
-    def run() -> Outcome:
-        with zeros():
-            store, known = MemoryStore(plan.decoder, 400), truth(plan, TEXT)
-            request = Request(0, 3, (1,), drafts=((4, 1),) * 30)
-            session = Session(plan, store, TEXT[:3], request.want)
-            return Outcome(difference(session, serve(session, request, known), known), session.hit.r)
-
-    return patched(on, decoder, "PrivateState", Tight, run)
+    with zeros(), ring_sizes(smallest):
+        before, after = reject(planner(RING), TEXT, 19, 2)
+    assert before == 0.0, "these rings do not serve steps of 1"
+    return Outcome(after, 0)
 
 
 @WITNESSES.of(

@@ -24,7 +24,7 @@ WITNESSES = Witnesses()
 @WITNESSES.of(
     "nothing past the committed position is published",
     "POS-002 S3-011",
-    "20 of 30 prompt tokens computed, 30 published",
+    "a prompt of 30 in steps of 10, aborted in the third; all 30 published with the first step",
 )
 def _(on: bool) -> Outcome:
     class Eager(Session):
@@ -102,7 +102,7 @@ def _(on: bool) -> Outcome:
 
 
 @WITNESSES.of(
-    "the grade is part of the key", "L3-008 KEY-002", "fill 40; a bounded request from 32 on to 44; a plain hit"
+    "the grade is part of the key", "L3-008 KEY-002", "fill 32; 40 by a bounded request that replays 8; a plain request"
 )
 def _(on: bool) -> Outcome:
     class Unlabelled(Session):

@@ -1,13 +1,12 @@
 """Figures of the fact sheet, measured again on the decoder: HCA tails, rings, ties, rounding, grades."""
 
-from typing import Any
 from unittest import mock
 
 import msgspec
 import pytest
 import torch
 from decoder_histories import Request, difference, planner, sequence, serve, truth, wrong
-from decoder_switches import without
+from decoder_switches import reject, ring_sizes, without
 
 from hybridkv_ref import decoder, decoder_attention, decoder_state
 from hybridkv_ref.decoder_geometry import Sizes
@@ -91,29 +90,13 @@ def test_a_tail_that_ends_later_holds_the_rows_too(r: int) -> None:
 # ---- Rings -----------------------------------------------------------------------------------------------------------
 
 
-def rejects(shape: str, ring: int, drafts: int, start: int) -> bool:
-    """Whether all of ``drafts`` tokens can be rejected at ``start``, in rings of ``ring`` rows, and all stays exact."""
-    sizes = msgspec.structs.replace(BASE, layers=("csa", "hca"), ring_windows=True, max_step=12)
-    plan, text = planner(sizes), sequence(sizes, 1, 34)
-
-    class Sized(decoder_state.PrivateState):
-        """One shape of objects in rings of another size."""
-
-        def _place(self, item: Any) -> decoder_state.Rows:
-            rows = super()._place(item)
-            if item.group != shape or not rows.ring:
-                return rows
-            return decoder_state.Rows(rows.arena, rows.page, rows.table, ring)
-
-    with mock.patch.object(decoder, "PrivateState", Sized):
-        session = Session(plan, MemoryStore(plan.decoder, 0), text)
-        known = truth(plan, text)
-    logits = [session.prefill(1) for _ in range(start)]
-    session.compute([wrong(token, sizes.vocab) for token in text[start : start + drafts]])
-    session.commit(0)
-    session.tokens = text
-    logits += [session.prefill(1) for _ in range(start, len(text))]
-    return torch.equal(torch.cat(logits), known.logits)
+def rejects(group: str, ring: int, drafts: int, start: int) -> bool:
+    """Whether all logits of committed tokens, computed one by one, stay exact when all of ``drafts`` tokens are
+    rejected at ``start``, with ``group`` in rings of ``ring`` rows.
+    """
+    plan = planner(msgspec.structs.replace(BASE, layers=("csa", "hca"), ring_windows=True, max_step=12))
+    with ring_sizes(lambda item: ring if item.group == group else None):
+        return reject(plan, sequence(plan.decoder.sizes, 1, 34), start, drafts) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
