@@ -1,9 +1,9 @@
 """The shape of the small decoder: real models' cache geometry, shrunk, so that histories past the next fold are cheap.
 
 The groups are those of DeepSeek-V4-Flash (window, CSA with its indexer, HCA, a tail for every compressor) and the gated
-delta net of Qwen3-Next, as ``spec/models/`` has them; only layers, ratios, windows and sizes change.  So the kinds,
-what feeds what and which group overlaps are read, not written again, and the recovery rules apply to the small model
-exactly as to the real ones.
+delta net of Qwen3-Next, as ``spec/models/`` has them; which layers have them, ratios, windows, blocks and sizes are set
+here.  The kinds, what feeds what and which group overlaps are read, not written again, and so are the rows that a
+request needs: ``recovery.toml`` applies to the small model as to the real ones.
 """
 
 import math
@@ -15,7 +15,9 @@ import msgspec
 from hybridkv_ref import models
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.layouts import Layout, Page, load
+from hybridkv_ref.need_functions import NeedFunction
 from hybridkv_ref.paths import SPEC_DIR
+from hybridkv_ref.recovery import from_model
 
 LayerType = Literal["window", "csa", "hca", "recurrent"]
 
@@ -89,8 +91,8 @@ def exact_layouts() -> Layouts:
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
     """One object that one layer stores: a row for every ``ratio`` tokens (of a state: after every token).
 
-    ``dim``: elements of a row.  ``keep``: most rows that one request needs at a time; 0: all of them.  ``page``: the
-    object's page with one block's rows.
+    ``dim``: elements of a row.  ``need``: the positions that a resume reads.  ``keep``: most rows that one request
+    needs at a time; 0: all of them.  ``page``: the object's page with one block's rows.
     """
 
     group: str
@@ -98,6 +100,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     layer: int
     ratio: int
     dim: int
+    need: NeedFunction
     keep: int
     page: Page
 
@@ -147,8 +150,8 @@ def small_model(sizes: Sizes, spec: Path = SPEC_DIR) -> models.Model:
             changes |= {"ratio": ratio, "entry_bytes": {"fp64": 8 * dim}}
         else:
             halo = ratio if group.halo else 0
-            dim = (sizes.index_dim if group.dtype_of == "index" else sizes.head_dim) * (2 if halo else 1)
-            changes |= {"ratio": ratio, "halo": halo, "row_bytes": 16 * dim, "ring_rows": halo + ratio}
+            dim = (sizes.index_dim if group.dtype_of == "index" else sizes.head_dim) * branches(halo)
+            changes |= {"ratio": ratio, "halo": halo, "row_bytes": 16 * dim, "ring_rows": None}
         groups.append(msgspec.structs.replace(group, **changes))
     ids = tuple(i for i, layer in enumerate(sizes.layers) if layer == "recurrent")
     if ids:
@@ -176,28 +179,33 @@ def conv_columns(sizes: Sizes) -> int:
     return 3 * sizes.delta_heads * sizes.delta_dim
 
 
+def branches(halo: int) -> int:
+    """Folds that a tail row takes part in, each with columns of its own: with a halo, the next entry's too."""
+    return 2 if halo else 1
+
+
 def stored_objects(model: models.Model, sizes: Sizes, layouts: Layouts) -> tuple[Stored, ...]:
     """What every layer stores, group by group."""
     found = []
-    for group in model.groups:
+    for group, rule in zip(model.groups, from_model(model), strict=True):
         is_index = group.dtype_of == "index"
         dim = sizes.index_dim if is_index else sizes.head_dim
-        ratio, keep, rows = 1, 0, group.block_tokens or 1
+        keep = max(hi - lo for lo, hi, _ in (rule.need(s, s) for s in range(sizes.reach + 1)))
+        ratio, rows = 1, group.block_tokens or 1
         layout = layouts.index if is_index else layouts.kv
         match group.shape:
-            case "window":
-                keep = sizes.window - 1
             case "entries":
-                ratio = group.ratio or 1
+                ratio, keep = group.ratio or 1, 0
                 rows //= ratio
             case "ring":
-                halo = group.halo or 0
-                dim, keep = dim * (2 if halo else 1), halo + (group.ratio or 1) - 1
-                layout, rows = layouts.tail, 1
+                dim, layout, rows = dim * branches(group.halo or 0), layouts.tail, 1
             case "state":
-                dim, keep, layout = state_dim(sizes), 1, layouts.state
-        page = layout.page(rows, dim=None if isinstance(layout.dim, int) else dim)
+                dim, layout = state_dim(sizes), layouts.state
+        page = layout.page(rows, dim=dim)
         for layer in group.layer_ids or ():
-            item = Stored(group=group.name, shape=group.shape, layer=layer, ratio=ratio, dim=dim, keep=keep, page=page)
+            item = Stored(
+                group=group.name, shape=group.shape, layer=layer, ratio=ratio, dim=dim, need=rule.need, keep=keep,
+                page=page,
+            )  # fmt: skip
             found.append(item)
     return tuple(found)

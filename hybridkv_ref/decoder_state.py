@@ -66,9 +66,9 @@ def copy_rows(source: Rows, source_rows: Sequence[int], target: Rows, target_row
 
 
 def row_bytes(rows: Rows, listed: Sequence[int]) -> Tensor:
-    """uint8 [n, bytes of a row]: what is stored, format untouched."""
+    """uint8 [n * bytes of a row]: what is stored, region by region as in a block of n rows, format untouched."""
     sizes = [region.count for region in rows.page.regions()]
-    page = rows.page.layout.page(len(listed) or 1, dim=None if isinstance(rows.page.layout.dim, int) else rows.page.dim)
+    page = rows.page.resized(len(listed) or 1)
     out = Rows(poisoned(page, 1), page, torch.zeros(1, 1, dtype=torch.int32))
     copy_rows(rows, listed, out, range(len(listed)))
     return out.arena[0, : len(listed) * sum(sizes)].clone()
@@ -103,7 +103,7 @@ class PrivateState:
     def __init__(self, stored: Sequence[Stored], sizes: Sizes, keep_all: bool = False) -> None:
         self._sizes, self._keep_all = sizes, keep_all
         self._begins: dict[int, int] = {}
-        self._shapes = {(item.layer, item.group): item.shape for item in stored}
+        self._windows = {(item.layer, item.group): item.need for item in stored if item.shape == "window"}
         self._rows = {(item.layer, item.group): self._place(item) for item in stored}
 
     def _place(self, item: Stored) -> Rows:
@@ -129,8 +129,9 @@ class PrivateState:
         """Gives up the blocks of paged windows that no query at or after ``position`` sees: null slots from now on."""
         if self._keep_all:
             return
-        for key, rows in self._rows.items():
-            if self._shapes[key] == "window" and not rows.ring:
-                gone = max(0, position - (self._sizes.window - 1)) // rows.page.entries
+        for place, need in self._windows.items():
+            rows = self._rows[place]
+            if not rows.ring:
+                gone = need(position, position)[0] // rows.page.entries
                 rows.arena[:gone] = POISON
                 rows.table[0, :gone] = -1

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-import msgspec
 import torch
 
 from hybridkv_ref.decoder import Decoder
-from hybridkv_ref.decoder_geometry import Descriptor, Stored
+from hybridkv_ref.decoder_geometry import Descriptor
 from hybridkv_ref.decoder_state import POISON, Rows, RunningState, copy_rows, poisoned
+from hybridkv_ref.layouts import Page
 
 
 class Key(NamedTuple):
@@ -70,8 +70,7 @@ class Slot:
 
 @dataclass
 class _Pool:
-    item: Stored
-    rows: int
+    page: Page
     arena: torch.Tensor
     slots: list[Slot] = field(default_factory=list)
     by_key: dict[Key, int] = field(default_factory=dict)
@@ -92,10 +91,9 @@ class MemoryStore:
         for item in decoder.stored:
             count = (capacities or {}).get(item.group, capacity)
             rows = item.keep if item.shape in ("ring", "state") else item.page.entries
-            page = item.page.layout.page(rows, dim=None if isinstance(item.page.layout.dim, int) else item.dim)
-            sized = msgspec.structs.replace(item, page=page)
+            page = item.page.resized(rows)
             slots = [Slot() for _ in range(count + 1)]
-            self._pools[item.layer, item.group] = _Pool(sized, rows, poisoned(page, count + 1), slots)
+            self._pools[item.layer, item.group] = _Pool(page, poisoned(page, count + 1), slots)
 
     def running(self) -> RunningState:
         """An empty state for one request."""
@@ -118,7 +116,7 @@ class MemoryStore:
         pool = self._pools[ref.layer, ref.group]
         if not self._same_generation(pool.slots[ref.slot], ref):
             return None
-        return Rows(pool.arena, pool.item.page, torch.tensor([[ref.slot]], dtype=torch.int32))
+        return Rows(pool.arena, pool.page, torch.tensor([[ref.slot]], dtype=torch.int32))
 
     def begin(self, layer: int, group: str, key: Key, writer: Descriptor) -> Ref | None:
         """A slot for a new object; the least recently used one goes if there is no free one."""

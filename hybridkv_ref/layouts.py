@@ -138,6 +138,10 @@ class Page(msgspec.Struct, frozen=True):
     def __hash__(self) -> int:
         return hash((self.layout.id, self.entries, self.heads, self.dim, self.stride))
 
+    def resized(self, entries: int) -> "Page":
+        """The same heads and dim with `entries` per block, at the smallest legal stride."""
+        return self.layout.page(entries, heads=self.heads, dim=self.dim)
+
     def aligned_stride(self, *multiples: int) -> int:
         """The least device stride in bytes that also is a multiple of each of `multiples`."""
         return _round_up(self.nbytes, math.lcm(self.layout.stride_multiple, *multiples))
