@@ -36,12 +36,12 @@ class Decoder:
         self.layouts, self.encoding = layouts or exact_layouts(), encoding or IndexEncoding()
         self.stored = stored_objects(self.model, sizes, self.layouts)
         dtype = _pages.precision(self.layouts.tail.page(1, dim=2))
-        self.weights = random_weights(sizes, seed, dtype)
+        self.plans = layer_plans(self.model)
+        self.weights = random_weights(self.plans, sizes, seed, dtype)
         compressed = yarn_frequencies(sizes.rotary, COMPRESSED_THETA, YARN_FACTOR, YARN_ORIGINAL)
         main = rotary_table(plain_frequencies(sizes.rotary, THETA), sizes.reach).to(dtype)
         compressed = rotary_table(compressed, sizes.reach).to(dtype)
         self.mixers: list[AttentionLayer | DeltaLayer] = []
-        self.plans = layer_plans(self.model)
         for i, (plan, layer) in enumerate(zip(self.plans, self.weights.layers, strict=True)):
             if isinstance(layer.mixer, Delta):
                 self.mixers.append(DeltaLayer(i, plan.state, layer.mixer, sizes))

@@ -25,7 +25,7 @@ class Want(msgspec.Struct, frozen=True, kw_only=True):
     """What reuse a request asks for.
 
     ``full``: stored windows and tails, with up to ``replay`` tokens computed again before the frontier.  ``zero-
-    exact``: no stored window or tail.  ``bounded``: approximate, ``replay`` tokens see a truncated
+    exact``: no stored window or tail.  ``bounded``: approximate, ``replay`` tokens, at least 1, see a truncated
     window.  ``alignment``: a hit is a multiple of it; None: of the least common multiple of the groups' blocks.
     """
 
@@ -69,12 +69,20 @@ class Planner:
         """Position of the first row of an object: of block ``number``, or of the tail or snapshot that ends there."""
         return group.need(number, number)[0] if group.exact else number * group.unit
 
+    def end(self, group: Group, number: int) -> int:
+        """Position after the last row of an object: of block ``number``, or of the tail or snapshot that ends there."""
+        return number if group.exact else (number + 1) * group.unit
+
+    def number_at(self, group: Group, position: int) -> int:
+        """The number of the last object that ends at or before ``position``."""
+        return position if group.exact else position // group.unit - 1
+
     def find(self, store: Store, tokens: tuple[int, ...], want: Want) -> Match:
         """The longest reuse of what the store has for these tokens."""
         grades = ("exact", "bounded") if want.mode == "bounded" else ("exact",)
         refs: dict[tuple[int, str, int], Ref] = {}
         contents = {name: self._contents(store, group, tokens, grades, refs) for name, group in self.groups.items()}
-        matched = max((self._end(name, number) for _, name, number in refs), default=0)
+        matched = max((self.end(self.groups[name], number) for _, name, number in refs), default=0)
         length, groups = len(tokens), tuple(self.groups.values())
         match want.mode:
             case "full":
@@ -83,23 +91,18 @@ class Planner:
                 zero = zero_exact_hit(self.stack, contents, matched, length, want.alignment)
                 return Match(zero, matched, refs, zero.exact_from, zero.replay)
             case "bounded":
-                hit = bounded_hit(groups, contents, matched, length, max(1, want.replay), want.alignment)
+                hit = bounded_hit(groups, contents, matched, length, want.replay, want.alignment)
         everywhere = (hit.r,) * len(self.stack)
         return Match(hit, matched, refs, None if hit.grade == "bounded" else hit.r, Replay(everywhere, everywhere, ()))
-
-    def _end(self, name: str, number: int) -> int:
-        group = self.groups[name]
-        return number if group.exact else (number + 1) * group.unit
 
     def _contents(
         self, store: Store, group: Group, tokens: tuple[int, ...], grades: Sequence[str],
         refs: dict[tuple[int, str, int], Ref],
     ) -> Contents:  # fmt: skip
         """What all layers of a group hold: an object counts only if every one of them has it."""
-        count = len(tokens) + 1 if group.exact else len(tokens) // group.unit
         found = []
-        for number in range(1 if group.exact else 0, count):
-            prefix = tokens[: self._end(group.name, number)]
+        for number in range(1 if group.exact else 0, self.number_at(group, len(tokens)) + 1):
+            prefix = tokens[: self.end(group, number)]
             here: dict[tuple[int, str, int], Ref] = {}
             for item in self.objects[group.name]:
                 for grade in grades:
@@ -140,7 +143,7 @@ class Planner:
             if rows is None:
                 return False
             start = self.first_row(group, number)
-            first, last = max(low, start), min(high, self._end(group.name, number))
+            first, last = max(low, start), min(high, self.end(group, number))
             copy_object(
                 rows, (first - start) // item.ratio, state.rows(item.layer, item.group), first // item.ratio,
                 (last - first) // item.ratio,

@@ -92,11 +92,10 @@ class Session:
         return first >= self._valid[item.layer, item.group]
 
     def _publish(self, group: Group, before: int, after: int) -> None:
-        ends = range(before + 1, after + 1)
-        numbers = [end if group.exact else end // group.unit - 1 for end in ends if end % self._step_of(group) == 0]
-        for number in numbers:
-            first = self.planner.first_row(group, number)
-            end = number if group.exact else (number + 1) * group.unit
+        for end in range(before + 1, after + 1):
+            if end % self._step_of(group):
+                continue  # no object that is kept ends there
+            first = self.planner.first_row(group, self.planner.number_at(group, end))
             if first >= end:
                 continue  # nothing is needed there
             key = self.planner.key(self.tokens[:end], self.grade)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hybridkv_ref.decoder_geometry import LayerType, Sizes, conv_columns
+from hybridkv_ref.decoder_geometry import Sizes, branches, conv_columns
+from hybridkv_ref.decoder_plan import Folded, Plan
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,8 @@ class Weights:
     head: Tensor
 
 
-def random_weights(sizes: Sizes, seed: int, dtype: torch.dtype) -> Weights:
-    """Weights of the same seed are the same on every machine with one torch."""
+def random_weights(plans: Sequence[Plan], sizes: Sizes, seed: int, dtype: torch.dtype) -> Weights:
+    """Weights for layers of these plans; of the same seed they are the same on every machine with one torch."""
     source = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int, scale: float = 1.0) -> Tensor:
@@ -93,21 +94,18 @@ def random_weights(sizes: Sizes, seed: int, dtype: torch.dtype) -> Weights:
     def norm(dim: int) -> Tensor:
         return 1.0 + draw(dim, scale=0.1)
 
-    def compressor(dim: int, ratio: int, branches: int) -> Compressor:
-        columns = branches * dim
-        return Compressor(
-            matrix(columns, sizes.hidden), matrix(columns, sizes.hidden), draw(ratio, columns, scale=0.7), norm(dim)
-        )
+    def compressor(dim: int, folded: Folded) -> Compressor:
+        columns = branches(folded.halo) * dim
+        kv, gate = matrix(columns, sizes.hidden), matrix(columns, sizes.hidden)
+        return Compressor(kv, gate, draw(folded.ratio, columns, scale=0.7), norm(dim))
 
-    def attention(kind: LayerType) -> Attention:
-        folded = indexer = None
-        if kind == "csa":
-            folded = compressor(sizes.head_dim, sizes.csa_ratio, 2)
-            own = compressor(sizes.index_dim, sizes.csa_ratio, 2)
+    def attention(plan: Plan) -> Attention:
+        folded = compressor(sizes.head_dim, plan.entries) if plan.entries else None
+        indexer = None
+        if plan.index:
+            own = compressor(sizes.index_dim, plan.index)
             q = matrix(sizes.index_heads * sizes.index_dim, sizes.query_rank)
             indexer = Indexer(own, q, matrix(sizes.index_heads, sizes.hidden))
-        elif kind == "hca":
-            folded = compressor(sizes.head_dim, sizes.hca_ratio, 1)
         groups, rank = sizes.output_groups, sizes.output_rank
         width = sizes.heads * sizes.head_dim
         return Attention(
@@ -133,16 +131,15 @@ def random_weights(sizes: Sizes, seed: int, dtype: torch.dtype) -> Weights:
             out=matrix(sizes.hidden, sizes.delta_heads * sizes.delta_dim),
         )
 
-    def layer(kind: LayerType) -> Layer:
+    def layer(plan: Plan) -> Layer:
         return Layer(
             norm(sizes.hidden),
-            delta() if kind == "recurrent" else attention(kind),
+            delta() if plan.state else attention(plan),
             norm(sizes.hidden),
             matrix(sizes.feed, sizes.hidden),
             matrix(sizes.feed, sizes.hidden),
             matrix(sizes.hidden, sizes.feed),
         )
 
-    kinds: Sequence[LayerType] = sizes.layers
     embed = draw(sizes.vocab, sizes.hidden)
-    return Weights(embed, tuple(layer(kind) for kind in kinds), norm(sizes.hidden), matrix(sizes.vocab, sizes.hidden))
+    return Weights(embed, tuple(layer(plan) for plan in plans), norm(sizes.hidden), matrix(sizes.vocab, sizes.hidden))

@@ -173,7 +173,7 @@ def wrong_bytes(plan: Planner, store: MemoryStore, known: Sequence[Truth]) -> li
 def _same(plan: Planner, store: MemoryStore, ref: Ref, end: int, known: Truth) -> bool:
     group = plan.groups[ref.group]
     item = next(one for one in plan.objects[ref.group] if one.layer == ref.layer)
-    first = plan.first_row(group, end if group.exact else end // group.unit - 1)
+    first = plan.first_row(group, plan.number_at(group, end))
     rows = store.rows(ref)
     if rows is None:
         return False

@@ -111,8 +111,8 @@ def halves(plan: Planner, store: MemoryStore, layer: int, group: str, key: Key) 
 
 def later_entry(plan: Planner, store: MemoryStore, layer: int, group: str, key: Key) -> None:
     """Row i of a writer with twice the ratio covers the tokens of rows 2i and 2i + 1."""
-    unit, number = plan.groups[group].unit, len(key.tokens) // plan.groups[group].unit - 1
-    source = plan.key(TEXT[: (2 * number + 2) * unit], "exact")
+    rule = plan.groups[group]
+    source = plan.key(TEXT[: plan.end(rule, 2 * plan.number_at(rule, len(key.tokens)) + 1)], "exact")
     if store.find(layer, group, source, plan.descriptors[layer, group]) is not None:
         object_values(plan, store, layer, group, key).copy_(object_values(plan, store, layer, group, source))
 

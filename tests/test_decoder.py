@@ -43,7 +43,7 @@ def requests(draw: st.DrawFn) -> Request:
         prompt=draw(st.integers(1, LENGTH - 6)),
         chunks=tuple(draw(st.lists(st.integers(1, 8), min_size=1, max_size=3))),
         drafts=((width, draw(st.integers(1, width))),) * draw(st.integers(0, 6)),
-        want=Want(mode=mode, replay=draw(st.integers(0, 9)), alignment=draw(st.sampled_from((1, 1, 4, None)))),
+        want=Want(mode=mode, replay=draw(st.integers(mode == "bounded", 9)), alignment=draw(st.sampled_from((1, 1, 4, None)))),
         keep_every=draw(st.sampled_from((1, 1, 4))),
         abort=draw(st.none() | st.integers(0, 4)),
         padding=draw(st.sampled_from((0, 0, 3))),
