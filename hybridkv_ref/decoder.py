@@ -75,6 +75,12 @@ class Decoder:
         """An empty state of one request."""
         return PrivateState(self.stored, self.sizes, keep_all)
 
+    def from_scratch(self, tokens: Sequence[int]) -> tuple[Tensor, PrivateState]:
+        """Logits [n, vocab] of ``tokens`` with nothing cached, and the state with every row that they made."""
+        state, step = self.state(keep_all=True), self.sizes.max_step
+        runs = [self.forward(tokens[at : at + step], at, 0, state) for at in range(0, len(tokens), step)]
+        return torch.cat(runs), state
+
     def forward(
         self, tokens: Sequence[int], start: int, frontier: int, state: RunningState, padding: int = 0
     ) -> Tensor:

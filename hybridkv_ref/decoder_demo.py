@@ -113,7 +113,7 @@ def serve(planner: Planner, store: MemoryStore, requests: int, seed: int, genera
             logits.append(session.compute([int(logits[-1][-1].argmax())]))
             session.commit(1)
         found = torch.cat(logits)
-        expected = from_scratch(planner.decoder, session.tokens[: session.position])[session.hit.r :]
+        expected = planner.decoder.from_scratch(session.tokens[: session.position])[0][session.hit.r :]
         yield Served(
             number=number,
             prompt=len(prompt),
@@ -127,9 +127,3 @@ def serve(planner: Planner, store: MemoryStore, requests: int, seed: int, genera
             difference=(found - expected).abs().max().item(),
             equal=torch.equal(found, expected),
         )
-
-
-def from_scratch(decoder: Decoder, tokens: Sequence[int]) -> torch.Tensor:
-    """Logits [n, vocab] of ``tokens`` with nothing cached."""
-    state, step = decoder.state(keep_all=True), decoder.sizes.max_step
-    return torch.cat([decoder.forward(tokens[at : at + step], at, 0, state) for at in range(0, len(tokens), step)])

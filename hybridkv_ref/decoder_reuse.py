@@ -38,6 +38,7 @@ class Want(msgspec.Struct, frozen=True, kw_only=True):
 class Match:
     """A hit and the objects that it rests on, with the generations that they had when they were found.
 
+    ``refs``: by layer, group and the position at which the object ends.
     ``exact_from``: logits from here on equal those of a run from scratch (None: never, the grade is bounded).
     ``replay``: where every layer begins, and from where on what it makes is exact.
     """
@@ -65,24 +66,16 @@ class Planner:
         """The key of an object that ends with ``tokens``."""
         return Key(self.decoder.identity, grade, tokens)
 
-    def first_row(self, group: Group, number: int) -> int:
-        """Position of the first row of an object: of block ``number``, or of the tail or snapshot that ends there."""
-        return group.need(number, number)[0] if group.exact else number * group.unit
-
-    def end(self, group: Group, number: int) -> int:
-        """Position after the last row of an object: of block ``number``, or of the tail or snapshot that ends there."""
-        return number if group.exact else (number + 1) * group.unit
-
-    def number_at(self, group: Group, position: int) -> int:
-        """The number of the last object that ends at or before ``position``."""
-        return position if group.exact else position // group.unit - 1
+    def first_row(self, group: Group, end: int) -> int:
+        """Position of the first row of the object, a block, a tail or a snapshot, that ends at ``end``."""
+        return group.need(end, end)[0] if group.exact else end - group.unit
 
     def find(self, store: Store, tokens: tuple[int, ...], want: Want) -> Match:
         """The longest reuse of what the store has for these tokens."""
         grades = ("exact", "bounded") if want.mode == "bounded" else ("exact",)
         refs: dict[tuple[int, str, int], Ref] = {}
         contents = {name: self._contents(store, group, tokens, grades, refs) for name, group in self.groups.items()}
-        matched = max((self.end(self.groups[name], number) for _, name, number in refs), default=0)
+        matched = max((end for _, _, end in refs), default=0)
         length, groups = len(tokens), tuple(self.groups.values())
         match want.mode:
             case "full":
@@ -101,22 +94,22 @@ class Planner:
     ) -> Contents:  # fmt: skip
         """What all layers of a group hold: an object counts only if every one of them has it."""
         found = []
-        for number in range(1 if group.exact else 0, self.number_at(group, len(tokens)) + 1):
-            prefix = tokens[: self.end(group, number)]
+        step = 1 if group.exact else group.unit
+        for end in range(step, len(tokens) + 1, step):
             here: dict[tuple[int, str, int], Ref] = {}
             for item in self.objects[group.name]:
                 for grade in grades:
                     reader = self.descriptors[item.layer, item.group]
-                    ref = store.find(item.layer, item.group, self.key(prefix, grade), reader)
+                    ref = store.find(item.layer, item.group, self.key(tokens[:end], grade), reader)
                     if ref is not None:
-                        here[item.layer, item.group, number] = ref
+                        here[item.layer, item.group, end] = ref
                         break
             if len(here) == len(self.objects[group.name]):
                 refs |= here
-                found.append(number)
+                found.append(end)
         if group.exact:
             return Contents(ends=frozenset(found))
-        return Contents(blocks=sum(1 << number for number in found))
+        return Contents(blocks=sum(1 << end // group.unit - 1 for end in found))
 
     def reads(self, match: Match) -> Iterator[tuple[Stored, Read]]:
         """What every object reads.  Of several snapshots a layer reads the one that it takes up, and no other: in a
@@ -137,13 +130,13 @@ class Planner:
     def _restore(
         self, store: Store, match: Match, state: RunningState, group: Group, item: Stored, low: int, high: int
     ) -> bool:
-        numbers = (high,) if group.exact else range(low // group.unit, -(-high // group.unit))
-        for number in numbers:
-            rows = store.rows(match.refs[item.layer, item.group, number])
+        unit = group.unit
+        for end in (high,) if group.exact else range((low // unit + 1) * unit, high + unit, unit):
+            rows = store.rows(match.refs[item.layer, item.group, end])
             if rows is None:
                 return False
-            start = self.first_row(group, number)
-            first, last = max(low, start), min(high, self.end(group, number))
+            start = self.first_row(group, end)
+            first, last = max(low, start), min(high, end)
             copy_object(
                 rows, (first - start) // item.ratio, state.rows(item.layer, item.group), first // item.ratio,
                 (last - first) // item.ratio,

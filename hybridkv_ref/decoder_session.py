@@ -95,7 +95,7 @@ class Session:
         for end in range(before + 1, after + 1):
             if end % self._step_of(group):
                 continue  # no object that is kept ends there
-            first = self.planner.first_row(group, self.planner.number_at(group, end))
+            first = self.planner.first_row(group, end)
             if first >= end:
                 continue  # nothing is needed there
             key = self.planner.key(self.tokens[:end], self.grade)

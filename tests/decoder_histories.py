@@ -69,10 +69,7 @@ class Truth:
 @lru_cache(maxsize=64)
 def truth(plan: Planner, tokens: tuple[int, ...]) -> Truth:
     """``tokens`` from position 0 on, with nothing reused."""
-    decoder, state = plan.decoder, plan.decoder.state(keep_all=True)
-    step = decoder.sizes.max_step
-    logits = [decoder.forward(tokens[at : at + step], at, 0, state) for at in range(0, len(tokens), step)]
-    return Truth(tokens, torch.cat(logits), state)
+    return Truth(tokens, *plan.decoder.from_scratch(tokens))
 
 
 @dataclass(frozen=True)
@@ -147,15 +144,21 @@ def serve(session: Session, request: Request, known: Truth) -> torch.Tensor:
     return torch.cat(made) if made else known.logits[:0]
 
 
-def difference(session: Session, logits: torch.Tensor, known: Truth) -> float:
-    """The largest difference from scratch among the logits that are claimed to be exact; NaN counts as infinite."""
+def differences(session: Session, logits: torch.Tensor, known: Truth) -> torch.Tensor:
+    """[n, vocab] from scratch of the logits that are claimed to be exact, perhaps none; NaN counts as infinite."""
     if session.exact_from is None:
-        return 0.0
+        return known.logits[:0]
     first = max(session.exact_from - session.hit.r, 0)
     expected = known.logits[session.hit.r + first : session.hit.r + len(logits)]
-    if not len(expected):
-        return 0.0
-    return torch.nan_to_num((logits[first:] - expected).abs(), nan=torch.inf).max().item()
+    return torch.nan_to_num((logits[first:] - expected).abs(), nan=torch.inf)
+
+
+def difference(session: Session, logits: torch.Tensor, known: Truth) -> float:
+    """The largest of ``differences``; ValueError where nothing is compared."""
+    found = differences(session, logits, known)
+    if not len(found):
+        raise ValueError("no logits are claimed to be exact")
+    return found.max().item()
 
 
 def wrong_bytes(plan: Planner, store: MemoryStore, known: Sequence[Truth]) -> list[str]:
@@ -173,7 +176,7 @@ def wrong_bytes(plan: Planner, store: MemoryStore, known: Sequence[Truth]) -> li
 def _same(plan: Planner, store: MemoryStore, ref: Ref, end: int, known: Truth) -> bool:
     group = plan.groups[ref.group]
     item = next(one for one in plan.objects[ref.group] if one.layer == ref.layer)
-    first = plan.first_row(group, plan.number_at(group, end))
+    first = plan.first_row(group, end)
     rows = store.rows(ref)
     if rows is None:
         return False
@@ -189,9 +192,14 @@ def _same(plan: Planner, store: MemoryStore, ref: Ref, end: int, known: Truth) -
 
 @dataclass
 class Played:
-    """What a history came to: the largest difference, the objects with wrong bytes, and each request's hit."""
+    """What a history came to.
+
+    ``worst``: the largest difference; ``compared``: per request, the tokens whose logits were compared;
+    ``bytes_wrong``: the objects with wrong bytes; ``hits``: each request's.
+    """
 
     worst: float
+    compared: list[int]
     bytes_wrong: list[str]
     hits: list[int]
 
@@ -200,13 +208,15 @@ def play(plan: Planner, texts: Sequence[tuple[int, ...]], history: Sequence[Even
     """Runs a history over one store."""
     store = MemoryStore(plan.decoder, capacity)
     known = [truth(plan, text) for text in texts]
-    worst, hits = 0.0, []
+    worst, hits, compared = 0.0, [], []
     for event in history:
         match event:
             case Request():
                 text = known[event.text % len(known)]
                 session = Session(plan, store, text.tokens[: event.prompt], event.want, event.keep_every)
-                worst = max(worst, difference(session, serve(session, event, text), text))
+                apart = differences(session, serve(session, event, text), text)
+                worst = max(worst, apart.max().item()) if len(apart) else worst
+                compared.append(len(apart))
                 hits.append(session.hit.r)
             case Evict():
                 for layer, name, key in list(store.objects())[event.first :: event.stride]:
@@ -214,4 +224,4 @@ def play(plan: Planner, texts: Sequence[tuple[int, ...]], history: Sequence[Even
             case Restore():
                 for layer, name, key in store.spilled()[:: event.stride]:
                     store.restore(layer, name, key)
-    return Played(worst, wrong_bytes(plan, store, known), hits)
+    return Played(worst, compared, wrong_bytes(plan, store, known), hits)

@@ -111,8 +111,7 @@ def halves(plan: Planner, store: MemoryStore, layer: int, group: str, key: Key) 
 
 def later_entry(plan: Planner, store: MemoryStore, layer: int, group: str, key: Key) -> None:
     """Row i of a writer with twice the ratio covers the tokens of rows 2i and 2i + 1."""
-    rule = plan.groups[group]
-    source = plan.key(TEXT[: plan.end(rule, 2 * plan.number_at(rule, len(key.tokens)) + 1)], "exact")
+    source = plan.key(TEXT[: 2 * len(key.tokens)], "exact")
     if store.find(layer, group, source, plan.descriptors[layer, group]) is not None:
         object_values(plan, store, layer, group, key).copy_(object_values(plan, store, layer, group, source))
 
@@ -221,9 +220,7 @@ def _(on: bool) -> Outcome:
     return outcome(plan, MemoryStore(plan.decoder, 400), LENGTH, chunks=(1,), text=sequence(QUANTISED, 1, LENGTH))
 
 
-@WITNESSES.of(
-    "index keys of the prefix's epoch", "IDX-001 IDX-002", "fill 24 with keys of epoch 0, resume with epoch 1"
-)
+@WITNESSES.of("kernel ABI: epoch", "IDX-001 IDX-002", "fill 24 with index keys of epoch 0, resume with epoch 1")
 def _(on: bool) -> Outcome:
     class Lax(MemoryStore):
         """Does not compare the epoch."""

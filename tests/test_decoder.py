@@ -43,7 +43,11 @@ def requests(draw: st.DrawFn) -> Request:
         prompt=draw(st.integers(1, LENGTH - 6)),
         chunks=tuple(draw(st.lists(st.integers(1, 8), min_size=1, max_size=3))),
         drafts=((width, draw(st.integers(1, width))),) * draw(st.integers(0, 6)),
-        want=Want(mode=mode, replay=draw(st.integers(mode == "bounded", 9)), alignment=draw(st.sampled_from((1, 1, 4, None)))),
+        want=Want(
+            mode=mode,
+            replay=draw(st.integers(1 if mode == "bounded" else 0, 9)),
+            alignment=draw(st.sampled_from((1, 1, 4, None))),
+        ),
         keep_every=draw(st.sampled_from((1, 1, 4))),
         abort=draw(st.none() | st.integers(0, 4)),
         padding=draw(st.sampled_from((0, 0, 3))),
@@ -108,6 +112,7 @@ def resume_and_pass_the_fold(sizes: Sizes, positions: range) -> None:
         history = [Request(0, r, (7,)), Request(1, period + 3, (8,)), Request(0, end, (5,))]
         played = play(plan, (a[:end], b[:end]), history)
         assert (played.hits, played.worst, played.bytes_wrong) == ([0, 0, r], 0.0, [])
+        assert played.compared == [r, period + 3, end - r]
 
 
 @pytest.mark.parametrize("sizes", [FINE, RING], ids=["paged", "ring"])
@@ -156,12 +161,16 @@ def resume_in_real_ratios(positions: range) -> None:
 
 
 def test_the_histories_are_not_vacuous() -> None:
-    """A plain chain of requests gets hits in every mode, and more entries than top-k are visible."""
+    """A plain chain of requests gets hits in every mode, its logits are compared wherever they are claimed to be exact,
+    and more entries than top-k are visible.
+    """
     plan = planner(FINE)
     a = sequence(FINE, 1, LENGTH)
     wants = (Want(alignment=1), Want(replay=4), Want(mode="zero-exact"), Want(mode="bounded", replay=8))
     played = play(plan, (a,), [Request(0, 30, (8,)), *(Request(0, 38, (3,), want=want) for want in wants)])
     assert all(hit > 0 for hit in played.hits[1:])
+    assert all(played.compared[:4])
+    assert played.compared[4] == 0
     assert LENGTH // FINE.csa_ratio > 3 * FINE.top_k
 
 
