@@ -162,9 +162,7 @@ class Request:
     length: int
     keys: list[bytes]
     records: tuple[Any, ...]
-    matched: int = 0
     position: int = 0
-    accepted: int = 0
     found: list[Lease] = field(default_factory=list)
     hits: list[Lease] = field(default_factory=list)
     writing: list[Lease] = field(default_factory=list)
@@ -177,13 +175,23 @@ class Request:
         stage: str = self.records[0].stage
         return stage
 
+    @property
+    def accepted(self) -> int:
+        """Tokens that are confirmed, the same in every lane between two steps."""
+        count: int = self.records[0].accepted
+        return count
+
 
 @dataclass(eq=False, slots=True)
 class Hit:
-    """What a match found: a first signal.  ``plan.r`` tokens can be saved if the segments pass all layers."""
+    """What a match found: a first signal.  ``plan.r`` tokens can be saved if the segments pass all layers.
+
+    ``matched``: tokens of the prompt that the index knew.
+    """
 
     request: Request
     plan: RecoveryHit
+    matched: int
 
     @property
     def tokens(self) -> int:
@@ -193,10 +201,14 @@ class Hit:
 
 @dataclass(eq=False, slots=True)
 class HitLease:
-    """The pinned segments of one request's hit, the verdicts on them, and what it took to get here."""
+    """The pinned segments of one request's hit, the verdicts on them, and what it took to get here.
+
+    ``matched``: tokens of the prompt that the index knew when the plan was made.
+    """
 
     request: Request
     plan: RecoveryHit
+    matched: int
     verdicts: tuple[Verdict, ...] = ()
     refusals: list[str] = field(default_factory=list)
     pointers: Sequence[StatePointer] = ()
@@ -205,11 +217,6 @@ class HitLease:
     def tokens(self) -> int:
         """Tokens that need not be computed."""
         return self.plan.r
-
-    @property
-    def accepted(self) -> bool:
-        """Whether all four layers accepted."""
-        return bool(self.verdicts) and all(verdict.accepted for verdict in self.verdicts)
 
     @property
     def segments(self) -> list[CacheSegment]:
