@@ -76,6 +76,39 @@ def test_what_is_confirmed_is_read_from_the_record() -> None:
     allocator.close()
 
 
+def test_of_two_threads_that_end_a_request_one_waits() -> None:
+    """At the last row of the first, the second would fire it and give the records away."""
+
+    class Rival:
+        def __init__(self) -> None:
+            self.last, self.fired = "", ""
+            self.thread: threading.Thread | None = None
+
+        def before(self, event_id: str) -> None:
+            if event_id == self.last and self.thread is None:
+                self.thread = threading.Thread(target=allocator.abort, args=(request,))
+                self.thread.start()
+                self.thread.join(0.3)
+
+        def after(self, event_id: str, *_: Any) -> None:
+            self.fired = event_id
+
+        def limits(self, *_: Any) -> None:
+            pass
+
+    rival = Rival()
+    allocator = make(observer=rival)
+    allocator.abort(hit(allocator, TOKENS)[0])
+    rival.last = rival.fired
+    request, _ = hit(allocator, TOKENS)
+    allocator.abort(request)
+    assert rival.thread is not None
+    rival.thread.join(30)
+    assert allocator.requests.running == {}
+    assert allocator.requests.spare == [request.records]
+    allocator.close()
+
+
 # ---- Order of eviction -----------------------------------------------------------------------------------------------
 def ranked(durable: int) -> Geometry:
     """Without a durable copy every kind has rank 50, with one windows have another."""
@@ -155,6 +188,69 @@ def test_a_step_is_dispatched_on_every_segment_or_on_none() -> None:
     allocator.finish(request)
     allocator.drain()
     assert allocator.ledger.pool.gpu_used == 0
+    allocator.close()
+
+
+def test_a_drain_waits_for_steps_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They read their segments after their request has ended, so nothing of these can be freed before."""
+    allocator = make(shadow=True)
+    cold(allocator, TOKENS)
+    _, lease = hit(allocator, TOKENS)
+    late = allocator.dispatch(lease)
+    steps: list[int] = []
+    empty = allocator.evictor.empty
+
+    def noted() -> None:
+        steps.append(sum(one.entity.in_flight for one in late))
+        empty()
+
+    monkeypatch.setattr(allocator.evictor, "empty", noted)
+    drain = threading.Thread(target=allocator.drain)
+    drain.start()
+    drain.join(0.3)
+    allocator.complete(late)
+    drain.join(30)
+    assert steps == [0]
+    assert allocator.ledger.pool.gpu_used == 0
+    check(allocator)
+    allocator.close()
+
+
+def test_a_lease_that_is_let_go_of_while_its_step_ends_is_used_again_once() -> None:
+    """The step may end between the row that releases and the books of it."""
+    allocator = make()
+    cold(allocator, TOKENS)
+    request, lease = hit(allocator, TOKENS)
+    late = allocator.dispatch(lease)
+    allocator.ledger.step(request.records, "finish")
+    for one in late:
+        allocator.book.fire_lease(one, "release")
+        allocator.book.complete(one)
+        request.hits.remove(one)
+        allocator.book.close_lease(one)
+    allocator.abort(request)
+    records = [id(record) for record in allocator.book.leases]
+    assert len(records) == len(set(records))
+    assert {id(one.entity) for one in late} <= set(records)
+    allocator.close()
+
+
+def test_nobody_cancels_a_copy_for_others(tmp_path: Path) -> None:
+    disk = Slow(str(tmp_path))
+    allocator = make(media={"DISK": disk}, store_bytes=100_000, geometry=ranked(50), io_slots=1)
+    cold(allocator, TOKENS)
+    windows = [one_of(allocator, "window", (at + 1) * UNIT) for at in range(3)]
+    spills = [allocator.spill(window) for window in windows]  # two workers: the third waits
+    assert disk.writing.wait(30)
+    assert not any(spill.cancel() for spill in spills)
+    disk.opened.set()
+    assert all(spill.result(30) is not None for spill in spills)
+    idle(allocator)
+    allocator.evictor.empty()
+    loads = allocator.prefetch(TOKENS)
+    assert not any(load.cancel() for load in loads)
+    assert all(load.result(30) for load in loads)
+    allocator.drain()
     allocator.close()
 
 

@@ -297,11 +297,15 @@ class HeterogeneousAllocator(Environment):
 
     # -- the end -------------------------------------------------------------------------------------------------------
     def drain(self) -> None:
-        """Ends every request and frees every segment; waits for the pipelines.  Durable copies stay."""
+        """Ends every request and frees every segment.  Durable copies stay.
+
+        Waits for copies and for steps in flight, which outlive their request and still read its segments: whoever
+        dispatched them completes them, before or from another thread.
+        """
         for request in list(self.requests.running.values()):
             self.abort(request)
         with self.ledger.changed:
-            while self.tiers.loads or self.tiers.spills:
+            while self.tiers.loads or self.tiers.spills or self.evictor.held():
                 self.ledger.changed.wait(0.05)
         self.evictor.empty()
         self.evictor.sweep()

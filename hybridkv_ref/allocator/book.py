@@ -83,8 +83,13 @@ class Book:
     def close_lease(self, lease: Lease) -> None:
         """The lease is let go of: its record may be used again, once no step in flight reads through it."""
         with self.ledger.lock:
-            if not lease.entity.in_flight:
-                self.leases.append(lease.entity)
+            lease.closed = True
+            self.reuse(lease)
+
+    def reuse(self, lease: Lease) -> None:
+        """Gives a lease's record back if nobody needs it; called once where it was let go of and per step that ends."""
+        if lease.closed and not lease.entity.in_flight:
+            self.leases.append(lease.entity)
 
     def dispatch(self, leases: Sequence[Lease]) -> None:
         """A step that reads all of these leased segments is handed to the device; it completes later, in any case.
@@ -101,10 +106,10 @@ class Book:
 
     def complete(self, lease: Lease) -> None:
         """The step is done."""
-        self.fire_lease(lease, "complete")
-        with self.ledger.lock:
-            if not lease.entity.in_flight and lease.stage == self.ledger.tables.stages["lease"][0]:
-                self.leases.append(lease.entity)
+        with self.ledger.atomic(self.ledger.event_id(lease.segment.kind, "complete")):
+            self.fire_lease(lease, "complete")
+            self.reuse(lease)
+            self.ledger.changed.notify_all()
 
     def new_copy(self, src: Any, dst: Any) -> Any:
         """A copy between two entities that does not move yet."""

@@ -99,11 +99,14 @@ class Evictor:
             )
             return min((s for s in heads if s is not None), key=lambda s: s.last_accessed, default=None)
 
-    def evict(self, segment: CacheSegment) -> bool:
-        """Gives one segment's memory back; False, with nothing changed, if somebody holds it."""
+    def evict(self, segment: CacheSegment, durable: bool = True) -> bool:
+        """Gives one segment's memory back; False, with nothing changed, if somebody holds it.
+
+        ``durable``: with a durable copy first, where the policy asks for one.
+        """
         if not self.idle[segment.group.index](segment) or not self.book.allows(segment, "retire"):
             return False  # not worth a mark or a durable copy: it is held, being written, moved or given up already
-        if self.before is not None and segment.stored is None and self.policy.kinds[segment.kind].spill:
+        if durable and self.before is not None and segment.stored is None and self.policy.kinds[segment.kind].spill:
             self.before(segment)
         try:
             self.book.fire(segment, "retire")
@@ -137,9 +140,9 @@ class Evictor:
         """Evicts everything that nobody holds, without durable copies."""
         with self.ledger.lock:
             every = list(self.place)
-        before, self.before = self.before, None
-        try:
-            for segment in every:
-                self.evict(segment)
-        finally:
-            self.before = before
+        for segment in every:
+            self.evict(segment, durable=False)
+
+    def held(self) -> bool:
+        """Whether somebody holds a segment: a request, or a step in flight; called under the lock."""
+        return any(not self.idle[segment.group.index](segment) for segment in self.place)

@@ -13,6 +13,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class Shared(Future[R]):
+    """What several may wait for; so none of them cancels it for the others."""
+
+    def cancel(self) -> bool:
+        """Never."""
+        return False
+
+
 class Pipelines:
     """Worker pools by actor."""
 

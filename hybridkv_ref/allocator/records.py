@@ -4,6 +4,7 @@ A segment's record is used again after its memory was freed, as a slot of a real
 lives apart.  Whatever a record shows of its stage, range or counts is read from the table state, never kept beside it.
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,11 +100,12 @@ class CacheSegment:
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """One reader or writer of one segment."""
+    """One reader or writer of one segment.  ``closed``: its request has let go of it; steps in flight may go on."""
 
     segment: CacheSegment
     request: "Request"
     entity: Any
+    closed: bool = False
 
     @property
     def stage(self) -> str:
@@ -156,6 +158,7 @@ class Request:
 
     ``position``: tokens before it are computed or read from the cache.  ``hits``: leases as a reader of a hit,
     ``found``: candidates that are not pinned; ``writing``: segments being written, ``kept``: those it wrote and keeps.
+    ``ending``: held by the thread that ends it.
     """
 
     number: int
@@ -168,6 +171,7 @@ class Request:
     writing: list[Lease] = field(default_factory=list)
     kept: list[Lease] = field(default_factory=list)
     wrote: list[tuple[CacheSegment, int]] = field(default_factory=list)
+    ending: threading.RLock = field(default_factory=threading.RLock)
 
     @property
     def stage(self) -> str:

@@ -66,24 +66,27 @@ class Requests:
 
         InputError for a request that has ended: its records may be another one's by now.
         """
-        if self.running.get(request.number) is not request:
-            raise InputError(f"finish:request: request {request.number} has ended")
-        self.ledger.step(request.records, "finish")
-        self.drain(request)
+        with request.ending:
+            if self.running.get(request.number) is not request:
+                raise InputError(f"finish:request: request {request.number} has ended")
+            self.ledger.step(request.records, "finish")
+            self.drain(request)
 
     def drain(self, request: Request) -> None:
-        """Fires the fair rows of a request and of its leases until it is at rest; nothing for one that has ended."""
-        if self.running.get(request.number) is not request:
-            return
-        while request.stage != self.idle:
-            moved = self.step(request)
-            if request.stage == self.idle:
-                break
-            if not moved:
-                with self.ledger.changed:
-                    self.ledger.changed.wait(0.05)  # a copy that reads or writes one of its segments is still running
-        with self.ledger.lock:
-            if self.running.pop(request.number, None) is not None:
+        """Fires the fair rows of a request and of its leases until it is at rest; nothing for one that has ended.
+
+        Of two threads that end one request the second waits for the first.
+        """
+        with request.ending:
+            if self.running.get(request.number) is not request:
+                return
+            while request.stage != self.idle:
+                moved = self.step(request)
+                if request.stage != self.idle and not moved:
+                    with self.ledger.changed:  # a copy that reads or writes one of its segments is still running
+                        self.ledger.changed.wait(0.05)
+            with self.ledger.lock:
+                del self.running[request.number]
                 self.spare.append(request.records)
 
     def step(self, request: Request) -> bool:

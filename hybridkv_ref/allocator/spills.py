@@ -6,20 +6,19 @@ rows that fail, and leaves no file and no object.
 
 import uuid
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from hybridkv_ref.allocator.book import Book
 from hybridkv_ref.allocator.geometry import GroupGeometry
 from hybridkv_ref.allocator.media import Medium, MediumError, on_host
 from hybridkv_ref.allocator.objects import Objects
-from hybridkv_ref.allocator.pipelines import Pipelines
+from hybridkv_ref.allocator.pipelines import Pipelines, Shared
 from hybridkv_ref.allocator.records import CacheSegment, StoredObject
 from hybridkv_ref.lanes import STORE
 from hybridkv_ref.machine import Refused
 
 
-class Spill(Future["StoredObject | None"]):
+class Spill(Shared["StoredObject | None"]):
     """A durable copy of these segments that is being written, or waits to be."""
 
     def __init__(self, segments: Sequence[CacheSegment]) -> None:
@@ -59,7 +58,7 @@ class Spills(Objects):
     def write(self, spill: Spill) -> None:
         """The spill itself, by the first worker that comes to it."""
         with self.ledger.lock:
-            if spill.running() or spill.done():
+            if spill.running() or self.spills.get(spill.segments[0]) is not spill:
                 return
             spill.set_running_or_notify_cancel()
         try:

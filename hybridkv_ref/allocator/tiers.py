@@ -18,7 +18,7 @@ from torch import Tensor
 from hybridkv_ref.allocator.book import Book
 from hybridkv_ref.allocator.eviction import Evictor
 from hybridkv_ref.allocator.media import Medium, MediumError
-from hybridkv_ref.allocator.pipelines import Pipelines
+from hybridkv_ref.allocator.pipelines import Pipelines, Shared
 from hybridkv_ref.allocator.records import CacheSegment, StoredObject
 from hybridkv_ref.allocator.spills import Spills
 from hybridkv_ref.lanes import DEVICE
@@ -30,7 +30,7 @@ class Load:
     """A durable copy on its way back; ``done`` gives whether its targets became readable."""
 
     stored: StoredObject
-    done: "Future[bool]" = field(default_factory=Future)
+    done: Shared[bool] = field(default_factory=Shared)
     targets: list[tuple[CacheSegment, Any]] = field(default_factory=list)
 
 
