@@ -5,17 +5,21 @@ have several groups of one kind, so its groups are dealt out to lanes: in one la
 the constants.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hybridkv_ref.compile_py import attribute
-from hybridkv_ref.expr import refs
-from hybridkv_ref.machine import Machine
+from hybridkv_ref.errors import InputError
+from hybridkv_ref.expr import Ref, refs
+from hybridkv_ref.machine import Machine, World
 from hybridkv_ref.models import Group
-from hybridkv_ref.tables import Event
+from hybridkv_ref.tables import Event, Tables
 
 DEVICE, STORE = "*", "+"
-"""What a row asks for when a cap refuses it, besides room in the pool of a kind: room on the device, on the medium."""
+"""What a row asks for when a cap refuses it, besides room in the pool of a kind: room on the device, on a medium."""
+
+CHARGED = "mem"
+"""The variable of a segment that counts the bytes charged for it: a sum of it is a pool, any other sum is none."""
 
 
 class Maker:
@@ -59,11 +63,54 @@ def deal(groups: Sequence[Group]) -> list[tuple[list[Group], dict[str, int]]]:
     return lanes
 
 
-def pressure(event: Event) -> list[str]:
-    """Per guard of an event, where a refusal asks for room: in a kind's pool (its name), DEVICE, STORE; "" for none."""
+def worlds(machines: Iterable[Machine]) -> list[World]:
+    """One world per machine, all on the pool of the first, so that every cap is that of the whole device."""
+    found = [machine.world() for machine in machines]
+    for world in found:
+        world.pool = found[0].pool
+    return found
+
+
+def only_store(tables: Tables) -> str:
+    """The one kind whose segments are durable copies; InputError where the tables have none or several."""
+    stores = [name for name, kind in tables.kinds.items() if "store" in kind.capabilities]
+    if len(stores) != 1:
+        raise InputError(f"kinds: expected one kind with the capability 'store', found {len(stores)}")
+    return stores[0]
+
+
+def is_whole(group: Group) -> bool:
+    """Whether a segment of this group is one state, however many tokens it sums up."""
+    return group.shape == "state"
+
+
+def tokens_per_row(group: Group) -> int:
+    """Tokens that one row of a group's segments stands for, of a group that stores rows."""
+    return group.ratio if group.shape == "entries" and group.ratio else 1
+
+
+def pressure(tables: Tables, event: Event) -> list[str]:
+    """Per guard of an event, where a refusal asks for room: in a kind's pool (its name), DEVICE, STORE; "" for none.
+
+    A guard asks for room if it reads a pool variable that adds up the bytes charged: of several kinds it is the
+    device's, of one its kind's, of durable copies their medium's.
+    """
+    pools = {name: pool for name in tables.globals if (pool := _pool(tables, name))}
     found = []
     for guard in event.guards:
-        read = {r.name for r in refs(guard.expr) if r.role == "global"}
-        own = next((name.removesuffix(".used") for name in read if name.endswith(".used")), "")
-        found.append(own or (DEVICE if "gpu_used" in read else STORE if "disk_used" in read else ""))
+        asked = {pools[r.name] for r in refs(guard.expr) if r.role == "global" and r.name in pools}
+        found.append(min(asked - {DEVICE}, default=DEVICE if asked else ""))
     return found
+
+
+def _pool(tables: Tables, name: str) -> str:
+    """What a pool variable has room for; "" if it counts something else than bytes charged."""
+    terms = {k: t for share in tables.globals[name].sums if share.cls == "segment" for k, t in share.terms.items()}
+    kinds = [kind for kind, term in terms.items() if any(_charges(ref) for ref in refs(term))]
+    if not kinds:
+        return ""
+    return DEVICE if len(kinds) > 1 else STORE if "store" in tables.kinds[kinds[0]].capabilities else kinds[0]
+
+
+def _charges(ref: Ref) -> bool:
+    return ref.role == "self" and ref.name == CHARGED

@@ -176,20 +176,33 @@ class World:
 
     def crash(self) -> None:
         """The process dies: entities keep what the tables say survives, everything volatile starts over."""
-        tables = self.machine.tables
         for entity in self.entities:
-            variables = tables.vars_of(entity.cls, entity.kind)
-            fresh = {n: v.init for n, v in variables.items() if not v.rigid}
-            for survivor, guards in self.machine.survivors.get(entity.kind, ()) if entity.cls == "segment" else ():
-                if entity.stage in survivor.stages and all(g(self.pool, entity) for g in guards):
-                    fresh |= {n: getattr(entity, attribute(n)) for n in survivor.keep}
-                    fresh["stage"] = survivor.to
-                    break
-            for name, value in fresh.items():
-                setattr(entity, attribute(name), value)
-        for name, var in tables.globals.items():
-            if not var.durable:
-                setattr(self.pool, attribute(name), self.recount(var) if var.sums else var.init)
+            self.survive(entity)
+        for name, var in self.machine.tables.globals.items():
+            if not var.durable and not var.sums:
+                setattr(self.pool, attribute(name), var.init)
+        self.recount_all()
+
+    def survive(self, entity: Entity) -> bool:
+        """A crash of one entity: it keeps what the tables say survives and starts over; whether anything survived."""
+        variables = self.machine.tables.vars_of(entity.cls, entity.kind)
+        fresh = {n: v.init for n, v in variables.items() if not v.rigid}
+        survived = False
+        for survivor, guards in self.machine.survivors.get(entity.kind, ()) if entity.cls == "segment" else ():
+            if entity.stage in survivor.stages and all(g(self.pool, entity) for g in guards):
+                fresh |= {n: getattr(entity, attribute(n)) for n in survivor.keep}
+                fresh["stage"] = survivor.to
+                survived = True
+                break
+        for name, value in fresh.items():
+            setattr(entity, attribute(name), value)
+        return survived
+
+    def recount_all(self) -> None:
+        """Every volatile sum of the pool, added up over the entities as they are."""
+        for name, var in self.machine.tables.globals.items():
+            if not var.durable and var.sums:
+                setattr(self.pool, attribute(name), self.recount(var))
 
     def recount(self, var: Var, owner: Entity | None = None) -> int:
         """A sum, added up over the entities that point at its owner; a global's over all."""

@@ -38,7 +38,7 @@ class Cache:
         self.kept: list[tuple[GroupRows, Any, Any]] = []
         self.made: list[Any] = []  # every segment, lease, copy and object: what must be at rest in the end
         self.make_lease = Maker(machines.world.machine, "lease").make
-        self.pressed = [pressure(g.events["admit"]) for g in machines.groups]
+        self.pressed = [pressure(machines.tables, g.events["admit"]) for g in machines.groups]
 
     def take(self, free: list[Any], make: Callable[[], Any]) -> Any:
         """A record that is at rest, or a new one."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hybridkv_ref.errors import InputError
-from hybridkv_ref.lanes import Maker, deal
+from hybridkv_ref.lanes import Maker, deal, is_whole, only_store, tokens_per_row, worlds
 from hybridkv_ref.machine import Entity, Machine, World
 from hybridkv_ref.models import Group, Model
 from hybridkv_ref.need_functions import NeedFunction
@@ -90,16 +90,14 @@ class Machines:
         constants: Mapping[str, int],
     ) -> None:
         self.tables = tables
-        self.store = _only_store(tables)
+        self.store = only_store(tables)
         by_name = {need.name: need for need in needs}
         self.lanes: list[Lane] = []
         self.groups: list[GroupRows] = []
         self.fired = 0
-        pool: Any = None
-        for members, own in deal(groups):
-            world = World(Machine(tables, {**constants, **own}))
-            pool = world.pool if pool is None else pool
-            world.pool = pool
+        dealt = deal(groups)
+        made = worlds(Machine(tables, {**constants, **own}) for _, own in dealt)
+        for world, (members, _) in zip(made, dealt, strict=True):
             lane = Lane(world, {g.kind for g in members})
             rigid: dict[str, int | str] = {f"group.{g.kind}": groups.index(g) for g in members}
             lane.request = Maker(world.machine, "request", **rigid, kernel=True).make()
@@ -108,8 +106,8 @@ class Machines:
             for group in members:
                 self.groups.append(self.group_rows(group, by_name[group.name], lane, groups.index(group), model))
         self.groups.sort(key=lambda g: g.index)
-        self.pool = pool
         self.world = self.lanes[0].world
+        self.pool: Any = self.world.pool
         self.store_rows = self.rows(self.world.machine, f"{self.store}.")
         for event_id, inputs in _SIGNATURES.items():
             for event in tables.events:
@@ -128,8 +126,8 @@ class Machines:
             need=need.need,
             ranged=not need.need(0, 0)[2],
             prefill=need.miss == PREFILL,
-            whole=group.shape == "state",
-            per_row=group.ratio if group.shape == "entries" and group.ratio else 1,
+            whole=is_whole(group),
+            per_row=tokens_per_row(group),
             row_bytes=group.layers * group.row_size(model.default_dtypes),
             rows=rows,
             events=events,
@@ -166,10 +164,3 @@ _SIGNATURES: dict[str, tuple[str, ...]] = {
     "load_begin": ("need",),
     "restore_begin": ("size", "lo", "hi", "off"),
 }
-
-
-def _only_store(tables: Tables) -> str:
-    stores = [k for k, kind in tables.kinds.items() if "store" in kind.capabilities]
-    if len(stores) != 1:
-        raise InputError(f"kinds: a simulation needs one kind with the capability 'store', found {len(stores)}")
-    return stores[0]

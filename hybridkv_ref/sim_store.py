@@ -42,15 +42,15 @@ class Store:
         self.running: Load | None = None
         self.ends_at = math.inf
         self.spilled = self.reloaded = self.load_bytes = 0
-        machine, name = self.machines.world.machine, self.machines.store
+        machine, name, tables = self.machines.world.machine, self.machines.store, self.machines.tables
         # An object is one group's for life.
         groups = self.machines.groups
         self.make = [Maker(machine, "segment", name, medium=MEDIUM, parts=1, group=g.index).make for g in groups]
         self.make_copy = Maker(machine, "copy").make
         self.pressed_open, self.pressed_load = (
-            pressure(self.machines.tables.event(f"{name}.{row}")) for row in ("open_object", "load_begin")
+            pressure(tables, tables.event(f"{name}.{row}")) for row in ("open_object", "load_begin")
         )
-        self.pressed = [pressure(g.events["restore_begin"]) for g in self.machines.groups]
+        self.pressed = [pressure(tables, g.events["restore_begin"]) for g in self.machines.groups]
 
     def fire(self, row: str, entity: Entity, **inputs: int) -> None:
         """Fires a row of an object that has to fire."""

@@ -58,12 +58,11 @@ def make(tmp: Path | None = None, shadow: bool = False, **options: Any) -> Heter
     settings: dict[str, Any] = {"device_bytes": 40_000, "tables": TABLES}
     if tmp is not None:
         settings |= {"store": str(tmp), "store_bytes": 100_000}
-    if shadow:
-        settings["observer"] = Shadow(TABLES)
-    settings |= options
+    beside = Shadow(TABLES) if shadow else None
+    settings |= {"observer": beside} | options
     allocator = HeterogeneousAllocator(settings.pop("geometry", GEOMETRY), **settings)
-    if shadow:
-        allocator.ledger.observer.attach(allocator.ledger.lanes, allocator.ledger.made)  # type: ignore[union-attr]
+    if beside is not None:
+        beside.attach(allocator.ledger.lanes, allocator.ledger.made)
     return allocator
 
 

@@ -10,7 +10,7 @@ from conformance_planting import Mutant, swap, without
 
 from hybridkv_ref.allocator import CacheSegment, writer
 from hybridkv_ref.allocator.book import Book
-from hybridkv_ref.allocator.hits import Hits
+from hybridkv_ref.allocator.hits import Found, Hits
 from hybridkv_ref.allocator.index import PrefixIndex
 from hybridkv_ref.allocator.media import HostMemory, MediumError
 from hybridkv_ref.allocator.requests import Requests
@@ -54,13 +54,12 @@ def one_unit_before(name: str) -> Callable[[ExitStack], None]:
 
 
 def first_group_decides(original: Callable[..., Any]) -> Callable[..., Any]:
-    def look(self: Hits, request: Any, below: int | None = None) -> tuple[RecoveryHit, Named]:
+    def look(self: Hits, request: Any, below: int | None = None) -> Found:
         path = self.book.index.path(request.keys)
         unit = self.book.geometry.unit
         full = next(g.index for g in self.book.geometry.groups if g.kind == "compressed_kv")
         there = len(list(itertools.takewhile(lambda node: node.segments[full] is not None, path)))
         frontier = min(there * unit, (request.length - 1) // unit * unit)
-        request.matched = len(path) * unit
         plan = RecoveryHit(frontier, frontier, "exact", (), (), 0)
         found = []
         for group in self.book.geometry.groups:
@@ -68,18 +67,18 @@ def first_group_decides(original: Callable[..., Any]) -> Callable[..., Any]:
             for at in range(hi // unit - 1 if exact else lo // unit, -(-hi // unit)) if lo < hi else ():
                 if (segment := path[at].segments[group.index]) is not None:
                     found.append((segment, segment.key))
-        return plan, found
+        return Found(plan, found, len(path) * unit)
 
     return look
 
 
 def changes_plan(change: Callable[[Hits, Any, RecoveryHit], RecoveryHit]) -> Callable[[ExitStack], None]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def look(self: Hits, request: Any, below: int | None = None) -> tuple[RecoveryHit, Named]:
-            plan, _ = original(self, request, below)
+        def look(self: Hits, request: Any, below: int | None = None) -> Found:
+            plan, _, matched = original(self, request, below)
             plan = change(self, request, plan)
             path = self.book.index.path(request.keys)
-            return plan, self.named(plan, path) if plan.frontier else []
+            return Found(plan, self.named(plan, path) if plan.frontier else [], matched)
 
         return look
 
@@ -91,7 +90,7 @@ def shorter(self: Hits, request: Any, plan: RecoveryHit) -> RecoveryHit:
     path = self.book.index.path(request.keys)
     contents = self.book.index.contents(path)
     least = max(plan.frontier - unit, 0)
-    return self.finder.longest_hit(contents, min(least, request.length - 1), request.length, unit, 0, request.matched)
+    return self.finder.longest_hit(contents, min(least, request.length - 1), request.length, unit, 0, len(path) * unit)
 
 
 def no_limits(self: Hits, request: Any, plan: RecoveryHit) -> RecoveryHit:
@@ -105,8 +104,7 @@ def all_limits(self: Hits, request: Any, plan: RecoveryHit) -> RecoveryHit:
 def forgets_match(original: Callable[..., Any]) -> Callable[..., Any]:
     def look(self: Hits, request: Any, below: int | None = None) -> Any:
         found = original(self, request, below)
-        request.matched = found[0].frontier
-        return found
+        return found._replace(matched=found.plan.frontier)
 
     return look
 
@@ -129,10 +127,8 @@ def remembers_hits(original: Callable[..., Any]) -> Callable[..., Any]:
         known: dict[Any, Any] = self.__dict__.setdefault("known", {})
         found = original(self, request, below)
         if found[0].frontier:
-            known.setdefault(tuple(request.keys), (found, request.matched))
-        elif tuple(request.keys) in known:
-            found, request.matched = known[tuple(request.keys)]
-        return found
+            known.setdefault(tuple(request.keys), found)
+        return known.get(tuple(request.keys), found) if not found[0].frontier else found
 
     return look
 
@@ -239,12 +235,12 @@ def takes_used_records(original: Callable[..., CacheSegment]) -> Callable[..., C
 
 
 def grants_anything(original: Callable[..., None]) -> Callable[..., None]:
-    def grant(self: Book, segment: CacheSegment, lo: int, hi: int, row: str, fire: Callable[[int, int], None]) -> None:
+    def grant(self: Book, segment: CacheSegment, *where: Any, **inputs: Any) -> None:
         if segment.slots is not None:
             segment.entity.stage = self.ledger.tables.kinds[segment.kind].sets["EMPTY"][0]
             self.arena(segment.group).give(segment.slots)
             segment.slots = None
-        original(self, segment, lo, hi, row, fire)
+        original(self, segment, *where, **inputs)
 
     return grant
 

@@ -16,7 +16,7 @@ import torch
 from allocator_tools import GEOMETRY, TABLES, cold, hit, idle, make, prompt, run
 
 from hybridkv_ref.allocator import HeterogeneousAllocator, HitLease, NotAdmitted, build, demand, size_caps
-from hybridkv_ref.allocator.abi import describe, io_slack, unserved
+from hybridkv_ref.allocator.abi import describe, unserved
 from hybridkv_ref.allocator.admission import gate
 from hybridkv_ref.allocator.arena import NULL_SLOT
 from hybridkv_ref.allocator.lockstep import UNIT, keep_all, small_model
@@ -449,9 +449,10 @@ def test_a_malformed_or_long_prompt_is_refused_before_anything_is_done(tokens: A
 
 def test_a_bad_time_or_salt_is_refused() -> None:
     allocator = make()
-    for options in ({"need_until": "soon"}, {"salt": "text"}):
+    wrong: list[dict[str, Any]] = [{"need_until": "soon"}, {"salt": "text"}]
+    for options in wrong:
         with pytest.raises(NotAdmitted, match="HKV-S1-012"):
-            allocator.match(TOKENS, **options)  # type: ignore[arg-type]
+            allocator.match(TOKENS, **options)
     assert allocator.ledger.fired == 0
 
 
@@ -606,18 +607,6 @@ def test_heads_of_two_sizes_in_one_layer_cannot_be_merged() -> None:
     why = unserved(build(msgspec.structs.replace(model, groups=groups)).groups, "cpu")
     assert why is not None
     assert "16 and 8 elements" in why
-
-
-@pytest.mark.parametrize(
-    ("mode", "values", "slack"), [("buffered", (1, 7), 0), ("direct", (4096, 8192), 0), ("direct", (4096, 512), 512)]
-)
-def test_only_direct_io_asks_for_alignment(mode: str, values: tuple[int, ...], slack: int) -> None:
-    assert io_slack(mode, values) == slack
-
-
-def test_an_unknown_io_mode_is_refused() -> None:
-    with pytest.raises(InputError, match="io:mode"):
-        io_slack("mapped", (1,))
 
 
 # ---- Pointers, null slot, order of eviction --------------------------------------------------------------------------

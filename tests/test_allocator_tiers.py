@@ -16,7 +16,7 @@ from hybridkv_ref.allocator import HeterogeneousAllocator, build
 from hybridkv_ref.allocator.arena import POISON, Arena
 from hybridkv_ref.allocator.lockstep import UNIT, keep_all, lockstep, small_model
 from hybridkv_ref.allocator.media import Files, HostMemory, MediumError
-from hybridkv_ref.allocator.refinement import abstraction, differences, occupied
+from hybridkv_ref.allocator.refinement import Shadow, abstraction, differences, occupied
 from hybridkv_ref.allocator.replay import tokens_of
 from hybridkv_ref.cli import main
 from hybridkv_ref.errors import InputError
@@ -105,8 +105,9 @@ def test_a_change_that_no_row_made_is_found() -> None:
     segment = allocator.segments()[0]
     segment.entity.keep_until = 5
     allocator.transition(segment, "retire")
-    faults = allocator.ledger.observer.faults  # type: ignore[union-attr]
-    assert any("keep_until is 5" in fault for fault in faults)
+    observer = allocator.ledger.observer
+    assert isinstance(observer, Shadow)
+    assert any("keep_until is 5" in fault for fault in observer.faults)
 
 
 def test_the_abstraction_reads_memory_and_files(tmp_path: Path) -> None:
@@ -240,10 +241,10 @@ def test_a_bad_store_is_refused_in_one_line(tmp_path: Path) -> None:
 def test_counters_of_something_else_are_refused(tmp_path: Path) -> None:
     (tmp_path / "counters.json").write_text("[1]")
     with pytest.raises(InputError, match=r"counters\.json: expected counters"):
-        Files(str(tmp_path)).recall()
+        Files(str(tmp_path)).recall(["model_epoch"])
     (tmp_path / "counters.json").write_text("{")
     with pytest.raises(InputError, match="cannot be read"):
-        Files(str(tmp_path)).recall()
+        Files(str(tmp_path)).recall(["model_epoch"])
 
 
 def test_host_memory_checks_what_it_gives_back() -> None:

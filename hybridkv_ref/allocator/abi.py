@@ -1,4 +1,4 @@
-"""Layers 2 and 4: what writer and reader of a segment must agree on, which kernels serve it, and alignment.
+"""Layers 2 and 4: what writer and reader of a segment must agree on, and which kernels serve it.
 
 A descriptor is compared as a whole, by an identifier over all of its fields, so that no field can be forgotten.  One
 that lacks a field that its role needs is declared only in part: it gets an identifier of its own, which equals no
@@ -7,24 +7,20 @@ other, not even that of the same declaration made again.
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from hybridkv_ref.allocator.geometry import ROLES, GroupGeometry
-from hybridkv_ref.errors import InputError
 from hybridkv_ref.kernels.segment_decode import MOST_COLUMNS
 from hybridkv_ref.layouts import Layout
 
 DECLARED: Mapping[str, Mapping[str, str]] = {
     "kv": {"rope": "absolute", "lse": "natural"},
     "index": {"rotation": "hadamard"},
-    "state": {"bias": "excluded"},
+    "state": {"bias": "included"},
 }
 """Per role of a layout the fields that no byte of the page shows, as this project's kernels write them."""
-
-DIRECT_IO = 4096
-"""Unit of direct I/O, bytes: buffer, file offset and length are multiples of it."""
 
 _undeclared = itertools.count(1)
 
@@ -104,13 +100,3 @@ def unserved(groups: Sequence[GroupGeometry], device: str) -> str | None:
 def _share_a_layer(one: GroupGeometry, other: GroupGeometry) -> bool:
     mine, theirs = one.group.layer_ids, other.group.layer_ids
     return mine is not None and theirs is not None and not set(mine).isdisjoint(theirs)
-
-
-def io_slack(mode: str, values: Iterable[int]) -> int:
-    """Bytes by which the worst of these addresses, offsets and lengths misses what an I/O mode asks for.
-
-    ``buffered`` asks for nothing, ``direct`` for multiples of ``DIRECT_IO``; InputError for another mode.
-    """
-    if mode not in ("buffered", "direct"):
-        raise InputError(f"io:mode: expected buffered or direct, got {mode!r}")
-    return max((value % DIRECT_IO for value in values), default=0) if mode == "direct" else 0

@@ -46,20 +46,14 @@ def as_tokens(tokens: Any, most: int) -> Tokens:
 
 def held(group: GroupGeometry, start: int, frontier: int) -> list[tuple[int, int]]:
     """The segments of a group that a hit at (start, frontier) pins, as token ranges."""
-    lo, hi, exact = group.recovery.need(start, frontier)
-    if lo >= hi:
-        return []
-    if exact:
-        return [group.extent(hi)]
-    unit = group.unit
-    return [(at, at + unit) for at in range(lo // unit * unit, hi, unit)]
+    lo, hi, _ = group.recovery.need(start, frontier)
+    return [group.extent((at + 1) * group.unit) for at in group.places(lo, hi)]
 
 
 def keeps_from(group: GroupGeometry, position: int) -> int:
     """Where the segments begin that a request keeps of what it wrote, to compute on from a grid position."""
-    if group.group.span is None:
-        return 0
-    return max(0, position - (group.group.span - 1)) // group.unit * group.unit
+    lo, hi, _ = group.recovery.need(position, position)
+    return (lo if lo < hi else position) // group.unit * group.unit
 
 
 def snapshots(group: GroupGeometry, length: int, frontier: int) -> list[int]:

@@ -16,7 +16,6 @@ A refused call changes nothing and raises ``machine.Refused`` with the row, the 
 it, between a row that begins and a row that ends.
 """
 
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -31,11 +30,13 @@ from hybridkv_ref.allocator.admission import NotAdmitted, as_tokens, gate
 from hybridkv_ref.allocator.book import Book
 from hybridkv_ref.allocator.environment import Environment
 from hybridkv_ref.allocator.eviction import Evictor
-from hybridkv_ref.allocator.geometry import Geometry, GroupGeometry
+from hybridkv_ref.allocator.geometry import Geometry
 from hybridkv_ref.allocator.hits import Hits
+from hybridkv_ref.allocator.index import Tokens
 from hybridkv_ref.allocator.ledger import Ledger, Observer
-from hybridkv_ref.allocator.media import Files, HostMemory, Medium
+from hybridkv_ref.allocator.media import Medium, media_of
 from hybridkv_ref.allocator.pipelines import Pipelines
+from hybridkv_ref.allocator.prefetch import Prefetcher
 from hybridkv_ref.allocator.records import (
     FOREVER,
     CacheSegment,
@@ -50,9 +51,8 @@ from hybridkv_ref.allocator.records import (
 from hybridkv_ref.allocator.requests import Requests
 from hybridkv_ref.allocator.tiers import Tiers
 from hybridkv_ref.allocator.writer import Fill, Writer
-from hybridkv_ref.compile_py import attribute
 from hybridkv_ref.errors import InputError
-from hybridkv_ref.fast_hit import Finder, Tier, plan_hit
+from hybridkv_ref.fast_hit import Finder
 from hybridkv_ref.loader import load_tables
 from hybridkv_ref.machine import Refused
 from hybridkv_ref.paths import SPEC_DIR
@@ -110,7 +110,7 @@ class HeterogeneousAllocator(Environment):
         self.first_bytes = device_bytes
         tables = tables or load_tables(spec)
         self.caps = {g.kind: (kind_bytes or {}).get(g.kind, device_bytes) for g in geometry.groups}
-        chosen = dict(media) if media is not None else _media(host_bytes, store)
+        chosen = dict(media) if media is not None else media_of(host_bytes, store)
         self.reserve = int(geometry.policy.reserve * device_bytes) if chosen else 0
         constants = {f"{kind}.CAP": self.caps.get(kind, device_bytes) for kind in tables.kinds}
         constants |= {"GPU_CAP": device_bytes, "RESERVE": self.reserve, "IO_CAP": io_slots, "MAX_TRIES": tries}
@@ -126,14 +126,12 @@ class HeterogeneousAllocator(Environment):
         self.requests = Requests(self.book, dict(ahead or {}))
         self.reader_abi = [(abi or {}).get(g.name, self.book.abi[g.index]) for g in geometry.groups]
         self.unserved = unserved(geometry.groups, torch.device(device).type)
-        self.pipelines = Pipelines(self.book.device, io_slots + 1, 1)
+        self.pipelines = Pipelines(io_slots + 1, 1)
         self.tiers = Tiers(self.book, self.evictor, self.pipelines, chosen, most_waiting)
+        self.prefetcher = Prefetcher(self.hits, self.tiers)
         if chosen:
-            self.evictor.before = self.write_first
-        for name, medium in chosen.items():
-            for counter, value in medium.recall().items():
-                setattr(self.ledger.pool, attribute(counter), value)
-            self.tiers.reopen(name, geometry.group)
+            self.evictor.before = self.tiers.write_first
+        self.reopen()
 
     # -- a request -----------------------------------------------------------------------------------------------------
     def match(self, tokens: Any, *, need_until: int = 0, salt: bytes = b"") -> Hit:
@@ -146,7 +144,7 @@ class HeterogeneousAllocator(Environment):
         prompt = as_tokens(tokens, self.max_tokens)
         if not isinstance(need_until, int) or not isinstance(salt, bytes):
             raise NotAdmitted("HKV-S1-012", "need_until is an int and salt bytes", got=type(need_until).__name__)
-        keys = self.book.index.keys(prompt, salt + repr(self.reader_abi).encode())
+        keys = self.keys(prompt, salt)
         request = self.requests.new(len(prompt), keys, need_until, self.unserved is None, self.reader_abi)
         try:
             return self.hits.match(request, lambda plan: self.admit(len(prompt), plan))
@@ -156,6 +154,10 @@ class HeterogeneousAllocator(Environment):
             if isinstance(error, Refused) and self.unserved is not None:
                 raise NotAdmitted("HKV-L2-002", f"{self.unserved}; refused by '{error.guard.text}'") from error
             raise
+
+    def keys(self, prompt: Tokens, salt: bytes) -> list[bytes]:
+        """One key per whole grid unit of a prompt, for segments in the layouts that this reader expects."""
+        return self.book.index.keys(prompt, salt + repr(self.reader_abi).encode())
 
     def admit(self, length: int, plan: RecoveryHit) -> None:
         """The gate: NotAdmitted if the request would not fit even if nothing else were there."""
@@ -250,22 +252,22 @@ class HeterogeneousAllocator(Environment):
         self.book.fire_lease(lease, row, **inputs)
 
     def deallocate(self, segment: CacheSegment) -> None:
-        """Marks, tests the pins again and frees; Refused, with the mark taken back, while somebody holds it."""
+        """Marks, tests again and frees; Refused while somebody holds it.
+
+        The mark is taken back where it is pinned.  Where only a step in flight may still read it, it stays marked: no
+        hit reads it from now on, and it goes when that step completes.
+        """
         self.book.fire(segment, "retire")
-        try:
-            self.book.fire(segment, "free")
-        except Refused:
-            if self.book.allows(segment, "unmark"):
-                self.book.fire(segment, "unmark")
-            raise
-        self.evictor.evicted[segment.kind] += 1
+        refused = self.evictor.finish(segment)
+        if refused is not None:
+            raise refused
 
     def dispatch(self, lease: HitLease) -> list[Lease]:
-        """A step that reads every segment of a hit is handed to the device; pass what this gives to ``complete``."""
-        attended = [one for one in lease.request.hits if self.ledger.has(one.segment.kind, "dispatch")]
-        for one in attended:
-            self.book.dispatch(one)
-        return attended
+        """A step that reads a hit is handed to the device; pass what this gives to ``complete``.
+
+        Refused, with nothing dispatched, where one segment takes no further step.
+        """
+        return self.hits.dispatch(lease)
 
     def complete(self, leases: Sequence[Lease]) -> None:
         """The step is done, also when its request is gone by now."""
@@ -285,52 +287,25 @@ class HeterogeneousAllocator(Environment):
             raise InputError("spill:segments: expected segments of one group")
         return self.tiers.spill(segments)
 
-    def write_first(self, segment: CacheSegment) -> None:
-        """A durable copy before the only copy is evicted, by the io pipeline."""
-        if threading.current_thread().name.startswith("hybridkv-io"):
-            self.tiers.write([segment])
-        else:
-            self.tiers.spill([segment]).result()
-
     def prefetch(self, tokens: Any, *, need_until: int = 0, salt: bytes = b"") -> "list[Future[bool]]":
         """Asks for the durable copies that a longer hit of this prompt needs, in the order of the policy's priority.
 
         Asynchronous and bounded: what does not fit the queue is not asked for.  Wait for the futures, then match.
         """
         prompt = as_tokens(tokens, self.max_tokens)
-        keys = self.book.index.keys(prompt, salt + repr(self.reader_abi).encode())
-        with self.ledger.lock:
-            path = self.book.index.path(keys)
-            tiers = [Tier("device", self.book.index.contents(path)), Tier("stored", self.book.index.stored(path))]
-            plan = plan_hit(self.hits.finder, tiers, len(path) * self.geometry.unit, len(prompt), self.geometry.unit)
-            wanted: list[tuple[int, StoredObject]] = []
-            for part in plan.parts:
-                if part.tier == "stored":
-                    group = self.geometry.group(part.group)
-                    for stored in self.objects_of(group, part.lo, part.hi, path):
-                        wanted.append((self.geometry.policy.kinds[group.kind].recover, stored))
-        asked: dict[StoredObject, Future[bool]] = {}
-        for _, stored in sorted(wanted, key=lambda one: one[0]):
-            if stored not in asked:
-                future = self.tiers.want(stored, need_until)
-                if future is not None:
-                    asked[stored] = future
-        return list(asked.values())
-
-    def objects_of(self, group: GroupGeometry, lo: int, hi: int, path: Sequence[Any]) -> list[StoredObject]:
-        """The durable copies of one group's positions [lo, hi) along a path."""
-        unit = self.geometry.unit
-        first = hi // unit - 1 if group.exact else lo // unit
-        found = [path[at].objects[group.index] for at in range(first, -(-hi // unit))]
-        return [stored for stored in found if stored is not None]
+        return self.prefetcher.ask(self.keys(prompt, salt), len(prompt), need_until)
 
     # -- the end -------------------------------------------------------------------------------------------------------
     def drain(self) -> None:
-        """Ends every request and frees every segment; waits for the pipelines.  Durable copies stay."""
+        """Ends every request and frees every segment.  Durable copies stay.
+
+        Waits for copies and for steps in flight, which outlive their request and still read its segments: whoever
+        dispatched them completes them, before or from another thread.
+        """
         for request in list(self.requests.running.values()):
             self.abort(request)
         with self.ledger.changed:
-            while self.tiers.loads or self.tiers.spills:
+            while self.tiers.loads or self.tiers.spills or self.evictor.held():
                 self.ledger.changed.wait(0.05)
         self.evictor.empty()
         self.evictor.sweep()
@@ -346,14 +321,3 @@ class HeterogeneousAllocator(Environment):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _media(host_bytes: int, store: str | None) -> dict[str, Medium]:
-    """Media by the tables' names: host memory first, then files; a store that is not local is an object store."""
-    media: dict[str, Medium] = {}
-    if host_bytes:
-        media["HOST"] = HostMemory()
-    if store is not None:
-        files = Files(store)
-        media["DISK" if files.local else "OBJECT"] = files
-    return media

@@ -5,7 +5,7 @@ no slots, one that has shrunk gives slots back, one that is readable and has a k
 lock, in the same atomic step as the row.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,9 @@ from hybridkv_ref.allocator.arena import Arena, Slots
 from hybridkv_ref.allocator.geometry import Geometry, GroupGeometry
 from hybridkv_ref.allocator.index import PrefixIndex
 from hybridkv_ref.allocator.ledger import Ledger
-from hybridkv_ref.allocator.records import CacheSegment, Lease, Request, StatePointer
+from hybridkv_ref.allocator.records import CacheSegment, Lease, Request, StatePointer, StoredObject
 from hybridkv_ref.layouts import Page
+from hybridkv_ref.machine import Entity
 
 
 class Book:
@@ -52,7 +53,7 @@ class Book:
         self.leases: list[Any] = []
         self.copies: list[Any] = []
         self.clock = 0
-        # The evictor's: a segment may be evicted, a segment is gone.
+        # The evictor's: a segment may be evicted, or its rank has changed; a segment is gone.
         self.on_rest: Callable[[CacheSegment], None] = lambda segment: None
         self.on_empty: Callable[[CacheSegment], None] = lambda segment: None
 
@@ -82,19 +83,33 @@ class Book:
     def close_lease(self, lease: Lease) -> None:
         """The lease is let go of: its record may be used again, once no step in flight reads through it."""
         with self.ledger.lock:
-            if not lease.entity.in_flight:
-                self.leases.append(lease.entity)
+            lease.closed = True
+            self.reuse(lease)
 
-    def dispatch(self, lease: Lease) -> None:
-        """A step that reads all of a leased segment is handed to the device; it completes later, in any case."""
-        self.fire_lease(lease, "dispatch", upto=lease.segment.entity.end)
+    def reuse(self, lease: Lease) -> None:
+        """Gives a lease's record back if nobody needs it; called once where it was let go of and per step that ends."""
+        if lease.closed and not lease.entity.in_flight:
+            self.leases.append(lease.entity)
+
+    def dispatch(self, leases: Sequence[Lease]) -> None:
+        """A step that reads all of these leased segments is handed to the device; it completes later, in any case.
+
+        Refused, with nothing dispatched, where one of them may not be read.
+        """
+        if not leases:
+            return
+        with self.ledger.atomic(self.ledger.event_id(leases[0].segment.kind, "dispatch")):
+            told = [(lease, lease.segment.token_range[1]) for lease in leases]
+            refused = [one for one in told if not self.lease_allows(one[0], "dispatch", upto=one[1])]
+            for lease, upto in refused[:1] or told:
+                self.fire_lease(lease, "dispatch", upto=upto)
 
     def complete(self, lease: Lease) -> None:
         """The step is done."""
-        self.fire_lease(lease, "complete")
-        with self.ledger.lock:
-            if not lease.entity.in_flight and lease.stage == self.ledger.tables.stages["lease"][0]:
-                self.leases.append(lease.entity)
+        with self.ledger.atomic(self.ledger.event_id(lease.segment.kind, "complete")):
+            self.fire_lease(lease, "complete")
+            self.reuse(lease)
+            self.ledger.changed.notify_all()
 
     def new_copy(self, src: Any, dst: Any) -> Any:
         """A copy between two entities that does not move yet."""
@@ -120,17 +135,18 @@ class Book:
         segment = lease.segment
         lane = self.ledger.lane_of[segment.group.name]
         event = self.ledger.event_id(segment.kind, row)
-        entities = (segment.entity, lease.entity, lease.request.records[lane.index])
-        self.ledger.fire(lane, event, *entities, settle=lambda: self.settle(segment), **inputs)
+        self.ledger.fire(lane, event, *self.entities_of(lease), settle=lambda: self.settle(segment), **inputs)
+
+    def entities_of(self, lease: Lease) -> tuple[Entity, ...]:
+        """What takes part in a row of a lease: segment, lease and the request's record in the segment's lane."""
+        lane = self.ledger.lane_of[lease.segment.group.name]
+        return lease.segment.entity, lease.entity, lease.request.records[lane.index]
 
     def lease_allows(self, lease: Lease, row: str, **inputs: int | str) -> bool:
         """Whether a row of one lease could fire now."""
-        segment = lease.segment
-        lane = self.ledger.lane_of[segment.group.name]
-        event = self.ledger.event_id(segment.kind, row)
-        return self.ledger.allows(
-            lane, event, segment.entity, lease.entity, lease.request.records[lane.index], **inputs
-        )
+        lane = self.ledger.lane_of[lease.segment.group.name]
+        event = self.ledger.event_id(lease.segment.kind, row)
+        return self.ledger.allows(lane, event, *self.entities_of(lease), **inputs)
 
     def allows(self, segment: CacheSegment, row: str, **inputs: int | str) -> bool:
         """Whether a row of one segment could fire now."""
@@ -142,26 +158,36 @@ class Book:
         """The pool of a group's layout."""
         return self.arenas[group.page]
 
-    def grant(self, segment: CacheSegment, lo: int, hi: int, row: str, fire: Callable[[int, int], None]) -> None:
-        """Gives an empty record slots for [lo, hi) if ``fire(bytes, slack)`` fires; changes nothing if it raises."""
+    def grant(
+        self, segment: CacheSegment, span: tuple[int, int], row: str, entities: tuple[Entity, ...], **inputs: int
+    ) -> None:
+        """Gives an empty record slots for a token range if the row fires, whose ``size`` and ``off`` are filled in.
+
+        Refused, or MemoryError where the row would fire and there are no slots: then nothing has changed.
+        """
         group = segment.group
-        with self.ledger.atomic(self.ledger.event_id(group.kind, row)):
-            if segment.slots is not None:
-                fire(segment.nbytes, 0)  # not empty: the row says so
-                return
-            count = group.layers * group.blocks(lo, hi)
-            arena = self.arena(group)
-            known = count <= len(arena.free)
-            slots = arena.take(count) if known else np.zeros(0, dtype=np.int64)
+        lane, event = self.ledger.lane_of[group.name], self.ledger.event_id(group.kind, row)
+        with self.ledger.atomic(event):
+            count, arena = group.layers * group.blocks(*span), self.arena(group)
+            given = {**inputs, "size": group.size(*span), "off": 0}
+            # A cap that refuses comes first: it lets something make way.
+            if count > len(arena.free) and not self.ledger.allows(lane, event, *entities, **given):
+                self.ledger.fire(lane, event, *entities, settle=None, **given)
+            slots = arena.take(count)
+            given["off"] = arena.slack(slots)
             segment.slots = slots.reshape(group.layers, -1)
             try:
-                fire(group.size(lo, hi), arena.slack(slots))
+                self.ledger.fire(lane, event, *entities, settle=lambda: self.settle(segment), **given)
             except BaseException:
                 segment.slots = None
                 arena.give(slots)
                 raise
-            if not known:
-                raise MemoryError(f"{group.name}: {count} slots were granted, {len(arena.free)} are free")
+
+    def keep(self, segment: CacheSegment, stored: StoredObject | None) -> None:
+        """The segment has this durable copy from now on, or none; called under the lock."""
+        segment.stored = stored
+        if segment.stage in self.quiet[segment.group.index]:
+            self.on_rest(segment)
 
     def settle(self, segment: CacheSegment) -> None:
         """What the segment's new state means for its memory and for who may find it."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from hybridkv_ref.allocator.book import Book
 from hybridkv_ref.allocator.eviction import Evictor
+from hybridkv_ref.allocator.geometry import Geometry
 from hybridkv_ref.allocator.ledger import Ledger
 from hybridkv_ref.allocator.pipelines import Pipelines
 from hybridkv_ref.allocator.rebuild import Encode, outdated, rebuild
@@ -17,6 +18,7 @@ from hybridkv_ref.lanes import DEVICE
 class Environment:
     """The part of an allocator that is of no single request."""
 
+    geometry: Geometry
     ledger: Ledger
     book: Book
     evictor: Evictor
@@ -30,11 +32,24 @@ class Environment:
         event = self.ledger.event_id("system", row)
         with self.ledger.atomic(event):
             self.ledger.fire(self.ledger.lanes[0], event)
-            durable = {
-                n: getattr(self.ledger.pool, attribute(n)) for n, v in self.ledger.tables.globals.items() if v.durable
-            }
+            pool = self.ledger.pool
+            counters = {name: getattr(pool, attribute(name)) for name in self.counters}
             for medium in self.tiers.media.values():
-                medium.remember(durable)
+                medium.remember(counters)
+
+    @property
+    def counters(self) -> list[str]:
+        """The counters of the pool that outlive a process."""
+        return sorted(name for name, var in self.ledger.tables.globals.items() if var.durable)
+
+    def reopen(self) -> None:
+        """Finds what earlier processes left: of each counter the largest value, every sealed object."""
+        for medium in self.tiers.media.values():
+            for name, value in medium.recall(self.counters).items():
+                at = attribute(name)
+                setattr(self.ledger.pool, at, max(value, getattr(self.ledger.pool, at)))
+        for name in self.tiers.media:
+            self.tiers.reopen(name, self.geometry.group)
 
     def graph(self) -> Any:
         """A record of a captured graph; its rows are fired with ``graph_row``."""
@@ -56,11 +71,8 @@ class Environment:
         if not 1 <= device_bytes <= self.first_bytes:
             raise InputError(f"limit:device_bytes: expected 1 to {self.first_bytes}, got {device_bytes}")
         pool = self.ledger.pool
-        while pool.gpu_used + pool.gpu_reserved > device_bytes and self.evictor.make_room(DEVICE, None):
-            pass
-        with self.ledger.lock:
-            if pool.gpu_used + pool.gpu_reserved > device_bytes:
+        while broken := self.ledger.change({"GPU_CAP": device_bytes}):
+            if not self.evictor.make_room(DEVICE, None):
                 held = f"{pool.gpu_used} bytes are held, {pool.gpu_reserved} promised"
-                raise InputError(f"limit:device_bytes: {device_bytes} is too little, {held}")
-            self.ledger.change({"GPU_CAP": device_bytes})
-            self.device_bytes = device_bytes
+                raise InputError(f"limit:device_bytes: {device_bytes} is too little for '{broken}', {held}")
+        self.device_bytes = device_bytes

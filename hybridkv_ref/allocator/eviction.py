@@ -4,6 +4,7 @@ Each rank has its own order of last use.  Nothing makes way for what the policy 
 asks for a durable copy first, it is written before the mark.
 """
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Container
 
@@ -28,6 +29,7 @@ class Evictor:
         self.place: dict[CacheSegment, int] = {}
         self.before: Callable[[CacheSegment], None] | None = None
         self.evicted: dict[str, int] = {g.kind: 0 for g in book.geometry.groups}
+        self.idle = [self.idle_of(g) for g in book.geometry.groups]
         book.on_rest, book.on_empty = self.enter, self.leave
 
     def rank(self, segment: CacheSegment) -> int:
@@ -35,11 +37,24 @@ class Evictor:
         own = self.policy.kinds[segment.kind]
         return own.evict if segment.stored is None else own.evict_durable
 
+    def idle_of(self, group: GroupGeometry) -> Callable[[CacheSegment], bool]:
+        """Whether nobody holds a segment of this group: what the row that frees asks for besides the stage."""
+        event = self.ledger.tables.event(self.ledger.event_id(group.kind, "free"))
+        world = self.ledger.lane_of[group.name].world
+        asked = [g.expr for g in event.guards if not g.place.endswith("from")]
+        return lambda segment: all(world.machine.predicate(e, event.scope)(world.pool, segment.entity) for e in asked)
+
     def enter(self, segment: CacheSegment) -> None:
-        """A segment may be evicted from now on; called under the lock."""
-        if segment not in self.place:
-            self.place[segment] = rank = self.rank(segment)
-            self.queues[rank][segment.kind][segment] = None
+        """A segment may be evicted from now on, or its rank may have changed; called under the lock."""
+        rank = self.rank(segment)
+        if self.place.get(segment) == rank:
+            return
+        self.leave(segment)
+        self.place[segment], queue = rank, self.queues[rank][segment.kind]
+        later = list(itertools.takewhile(lambda s: s.last_accessed > segment.last_accessed, reversed(queue)))
+        queue[segment] = None
+        for other in reversed(later):
+            queue.move_to_end(other)
 
     def leave(self, segment: CacheSegment) -> None:
         """It may not any more, or is gone."""
@@ -75,49 +90,49 @@ class Evictor:
         return False
 
     def oldest(self, rank: int, reason: str, tried: Container[CacheSegment]) -> CacheSegment | None:
-        """The segment of a rank that was used least recently, of those that nobody pins."""
+        """The segment of a rank that was used least recently, of those that nobody holds."""
         queues = self.queues[rank]
         with self.ledger.lock:
             chosen = queues.values() if reason == DEVICE else (queues[reason],) if reason in queues else ()
-            heads = (next((s for s in queue if not s.entity.pins and s not in tried), None) for queue in chosen)
+            heads = (
+                next((s for s in queue if self.idle[s.group.index](s) and s not in tried), None) for queue in chosen
+            )
             return min((s for s in heads if s is not None), key=lambda s: s.last_accessed, default=None)
 
-    def evict(self, segment: CacheSegment) -> bool:
-        """Gives one segment's memory back; False, with nothing changed, if somebody holds it."""
-        if not self.book.allows(segment, "retire"):
-            return False  # not worth a durable copy: it is being written, moved or given up already
-        if self.before is not None and segment.stored is None and self.policy.kinds[segment.kind].spill:
+    def evict(self, segment: CacheSegment, durable: bool = True) -> bool:
+        """Gives one segment's memory back; False, with nothing changed, if somebody holds it.
+
+        ``durable``: with a durable copy first, where the policy asks for one.
+        """
+        if not self.idle[segment.group.index](segment) or not self.book.allows(segment, "retire"):
+            return False  # not worth a mark or a durable copy: it is held, being written, moved or given up already
+        if durable and self.before is not None and segment.stored is None and self.policy.kinds[segment.kind].spill:
             self.before(segment)
         try:
             self.book.fire(segment, "retire")
         except Refused:
             return False
-        return self.finish(segment)
+        return self.finish(segment) is None
 
-    def finish(self, segment: CacheSegment) -> bool:
-        """The pins are tested again: freed, or un-marked."""
-        while True:
+    def finish(self, segment: CacheSegment) -> Refused | None:
+        """What is marked is freed, or un-marked where the tables let it be; why it was not freed.
+
+        With neither, a step in flight may still read it: the sweep after that step comes back to it.
+        """
+        with self.ledger.atomic(self.ledger.event_id(segment.kind, "free")):
             try:
                 self.book.fire(segment, "free")
-            except Refused:
-                pass
-            else:
-                self.evicted[segment.kind] += 1
-                return True
-            try:
-                self.book.fire(segment, "unmark")
-            except Refused:
-                if segment.stage not in self.ledger.sets(segment.kind, "EVICTING"):
-                    return False
-                if segment.entity.steps:  # a step in flight may still read it: it goes when that step completes
-                    return False
-            else:
-                return False
+            except Refused as refused:
+                if self.book.allows(segment, "unmark"):
+                    self.book.fire(segment, "unmark")
+                return refused
+            self.evicted[segment.kind] += 1
+            return None
 
     def sweep(self) -> None:
         """Frees or un-marks what was marked and could not go at once."""
         with self.ledger.lock:
-            marked = [s for s in self.place if s.stage in self.ledger.sets(s.kind, "EVICTING")]
+            marked = [s for s in self.place if self.book.allows(s, "free") or self.book.allows(s, "unmark")]
         for segment in marked:
             self.finish(segment)
 
@@ -125,9 +140,9 @@ class Evictor:
         """Evicts everything that nobody holds, without durable copies."""
         with self.ledger.lock:
             every = list(self.place)
-        before, self.before = self.before, None
-        try:
-            for segment in every:
-                self.evict(segment)
-        finally:
-            self.before = before
+        for segment in every:
+            self.evict(segment, durable=False)
+
+    def held(self) -> bool:
+        """Whether somebody holds a segment: a request, or a step in flight; called under the lock."""
+        return any(not self.idle[segment.group.index](segment) for segment in self.place)

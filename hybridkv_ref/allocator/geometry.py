@@ -7,17 +7,18 @@ that the blocks take in the arenas, padding included: the same number for the ga
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hybridkv_ref.errors import InputError
+from hybridkv_ref.lanes import is_whole, tokens_per_row
 from hybridkv_ref.layouts import Page, load, names
 from hybridkv_ref.models import Dtypes, Group, Model
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.policy import Policy, load_policy
-from hybridkv_ref.recovery import PREFILL, cache_group, entries, from_model
 from hybridkv_ref.recovery import Group as CacheGroup
+from hybridkv_ref.recovery import cache_group, entries, from_model
 
 ROLES = {"entries": "kv", "window": "kv", "ring": "state", "state": "state"}
 """Which role of a layout holds what a group of this shape stores; index keys have their own."""
@@ -57,12 +58,7 @@ class GroupGeometry:
     @property
     def whole(self) -> bool:
         """Whether a segment is one state of fixed size."""
-        return self.group.shape == "state"
-
-    @property
-    def prefill(self) -> bool:
-        """Whether only prefill makes again what the group stores."""
-        return self.recovery.miss == PREFILL
+        return is_whole(self.group)
 
     @property
     def layers(self) -> int:
@@ -78,7 +74,7 @@ class GroupGeometry:
         """Entries, rows or states that the positions [lo, hi) take in one layer."""
         if self.whole:
             return 1 if hi > lo else 0
-        per_row = self.group.ratio if self.group.shape == "entries" and self.group.ratio else 1
+        per_row = tokens_per_row(self.group)
         return hi // per_row - lo // per_row
 
     def blocks(self, lo: int, hi: int) -> int:
@@ -88,6 +84,13 @@ class GroupGeometry:
     def size(self, lo: int, hi: int) -> int:
         """Bytes charged for the positions [lo, hi)."""
         return self.blocks(lo, hi) * self.block_bytes
+
+    def places(self, lo: int, hi: int) -> Sequence[int]:
+        """The grid units whose segments hold the positions [lo, hi), by index."""
+        if lo >= hi:
+            return range(0)
+        end = -(-hi // self.unit)
+        return range(hi // self.unit - 1 if self.exact else lo // self.unit, end)
 
     def boundary(self, cut: int) -> int:
         """The end of the last whole entry at or before ``cut``."""

@@ -6,11 +6,11 @@ then is refused by its row, and the request goes on with a shorter hit or none.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybridkv_ref.allocator.book import Book
 from hybridkv_ref.allocator.eviction import Evictor
-from hybridkv_ref.allocator.records import CacheSegment, Hit, HitLease, Request, StatePointer, Verdict
+from hybridkv_ref.allocator.records import CacheSegment, Hit, HitLease, Lease, Request, StatePointer, Verdict
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.fast_hit import Finder
 from hybridkv_ref.machine import Refused
@@ -18,6 +18,15 @@ from hybridkv_ref.recovery import Hit as RecoveryHit
 
 Candidate = tuple[CacheSegment, bytes | None]
 """A segment and the key under which the index named it."""
+
+
+class Found(NamedTuple):
+    """What a look finds: the plan, the candidates that it names, the tokens of the prompt that the index knows."""
+
+    plan: RecoveryHit
+    segments: list[Candidate]
+    matched: int
+
 
 LAYERS = ("L1", "L2", "L3", "L4")
 
@@ -30,7 +39,7 @@ class Hits:
         self.finder, self.replay = finder, replay
 
     # -- match ---------------------------------------------------------------------------------------------------------
-    def look(self, request: Request, below: int | None = None) -> tuple[RecoveryHit, list[Candidate]]:
+    def look(self, request: Request, below: int | None = None) -> Found:
         """The longest hit of what is readable now, ending before ``below``, and the candidates that it names."""
         geometry, index = self.book.geometry, self.book.index
         with self.ledger.lock:
@@ -39,35 +48,31 @@ class Hits:
             matched = len(path) * geometry.unit
             most = min(matched, request.length - 1) if below is None else min(matched, below - 1)
             plan = self.finder.longest_hit(contents, most, request.length, geometry.unit, self.replay, matched)
-            request.matched = matched
-            return plan, self.named(plan, path) if plan.frontier else []
+            return Found(plan, self.named(plan, path) if plan.frontier else [], matched)
 
     def named(self, plan: RecoveryHit, path: Sequence[Any]) -> list[Candidate]:
         """The segments that a plan reads and the keys under which they were found, by group and position."""
-        unit, found = self.book.geometry.unit, []
-        for group in self.book.geometry.groups:
-            lo, hi, exact = group.recovery.need(plan.r, plan.frontier)
-            if lo >= hi:
-                continue
-            first = hi // unit - 1 if exact else lo // unit
-            for at in range(first, -(-hi // unit)):
+        found = []
+        for read in plan.reads:
+            group = self.book.geometry.group(read.group)
+            for at in group.places(read.lo, read.hi):
                 segment = path[at].segments[group.index]
                 if segment is None:
-                    raise LookupError(f"{group.name}: the plan reads position {at * unit}, which the index lacks")
+                    raise LookupError(f"{group.name}: the plan reads grid unit {at}, which the index lacks")
                 found.append((segment, segment.key))
         return found
 
     def match(self, request: Request, admit: Callable[[RecoveryHit], None]) -> Hit:
         """Names the candidates of the longest hit and records their generations; ``admit`` may refuse the request."""
-        plan, segments = self.look(request)
+        plan, segments, matched = self.look(request)
         admit(plan)
         if not plan.frontier:
             self.ledger.step(request.records, "start_cold")
-            return Hit(request, plan)
+            return Hit(request, plan, matched)
         at = self.positions(plan.r, plan.frontier)
-        self.ledger.step(request.records, "match", lambda lane: {**at(lane), "matched": request.matched})
+        self.ledger.step(request.records, "match", lambda lane: {**at(lane), "matched": matched})
         self.find(request, segments)
-        return Hit(request, plan)
+        return Hit(request, plan, matched)
 
     def positions(self, start: int, frontier: int) -> Callable[[Any], dict[str, int]]:
         """The inputs of a row that sets a request's two positions, by lane."""
@@ -98,7 +103,7 @@ class Hits:
     # -- pin -----------------------------------------------------------------------------------------------------------
     def pin(self, hit: Hit) -> HitLease:
         """Holds every candidate; where one cannot be held, the request goes on with a shorter hit, or none."""
-        lease = HitLease(hit.request, hit.plan)
+        lease = HitLease(hit.request, hit.plan, hit.matched)
         while hit.request.found or lease.plan.frontier:
             refused = self.pin_all(hit.request)
             if refused is None:
@@ -133,8 +138,8 @@ class Hits:
         request = lease.request
         self.ledger.step(request.records, "shorten")
         self.let_go(request)
-        plan, segments = self.look(request, below=lease.plan.frontier)
-        lease.plan, lease.verdicts, lease.pointers = plan, (), ()
+        plan, segments, matched = self.look(request, below=lease.plan.frontier)
+        lease.plan, lease.matched, lease.verdicts, lease.pointers = plan, matched, (), ()
         if not plan.frontier:
             self.ledger.step(request.records, "give_up")
             return False
@@ -147,7 +152,7 @@ class Hits:
         if not self.shorten(lease):
             lease.request.position = 0
             return lease
-        shorter = self.pin(Hit(lease.request, lease.plan))
+        shorter = self.pin(Hit(lease.request, lease.plan, lease.matched))
         shorter.refusals[:0] = lease.refusals
         return shorter
 
@@ -211,6 +216,12 @@ class Hits:
         self.each(request, "read")
         self.ledger.step(request.records, "start_hit")
         return presented
+
+    def dispatch(self, lease: HitLease) -> list[Lease]:
+        """A step that reads a hit is handed to the device, on every segment of it that a step attends, or on none."""
+        attended = [one for one in lease.request.hits if self.ledger.has(one.segment.kind, "dispatch")]
+        self.book.dispatch(attended)
+        return attended
 
     def release(self, lease: HitLease) -> None:
         """Lets a hit go that is not being read, and computes everything; what is read is released when it finishes."""

@@ -13,10 +13,14 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from hybridkv_ref.allocator.geometry import GroupGeometry
+from hybridkv_ref.compile_py import attribute
 from hybridkv_ref.errors import InputError
-from hybridkv_ref.lanes import Maker, deal
-from hybridkv_ref.machine import Entity, Machine, World
+from hybridkv_ref.lanes import Maker, deal, only_store, pressure, worlds
+from hybridkv_ref.machine import Entity, Machine, Refused, World
 from hybridkv_ref.tables import Tables
+
+Step = tuple[str, tuple[Entity, ...]]
+"""A row without inputs and its entities."""
 
 
 class Observer(Protocol):
@@ -65,37 +69,73 @@ class Ledger:
         self.lanes: list[Lane] = []
         self.lane_of: dict[str, Lane] = {}
         self.made: list[Any] = []
+        self.pressed: dict[str, list[str]] = {}
         by_name = {g.name: g for g in groups}
-        pool: Any = None
-        for members, own in deal([g.group for g in groups]):
-            world = World(machine_for(tables, tuple(sorted({**constants, **own}.items()))))
-            pool = world.pool if pool is None else pool
-            world.pool, world.entities = pool, self.made
+        dealt = deal([g.group for g in groups])
+        made = worlds(machine_for(tables, tuple(sorted({**constants, **own}.items()))) for _, own in dealt)
+        for world, (members, _) in zip(made, dealt, strict=True):
+            world.entities = self.made
             lane = Lane(len(self.lanes), world, frozenset(g.kind for g in members), world.machine.constants)
             self.lanes.append(lane)
             for group in members:
                 self.lane_of[by_name[group.name].name] = lane
-        self.pool = pool
-        self.store = _only_store(tables)
+        self.pool = made[0].pool
+        self.store = only_store(tables)
         self.ids: dict[tuple[str, str], str] = {}
         for event in tables.events:
             kinds = set(event.kinds.values())
             mine = kinds - {self.store} or kinds
             if len(mine) <= 1:
                 self.ids[next(iter(mine), event.id.partition(".")[0]), event.row] = event.id
-            for kind in kinds:  # handoffs between kinds that are not the store: named by both
-                self.ids.setdefault(
-                    (f"{event.kinds.get('src', kind)}>{event.kinds.get('dst', kind)}", event.row), event.id
-                )
 
-    def change(self, constants: Mapping[str, int]) -> None:
-        """Other values for some constants from now on; the caller has seen to it that the state fits them."""
+    def change(self, constants: Mapping[str, int]) -> str:
+        """Other values for some constants from now on; gives "", or the invariant of the pool that would break.
+
+        Then nothing has changed.
+        """
         with self.lock:
-            for lane in self.lanes:
-                lane.constants = {**lane.constants, **constants}
-                lane.world.machine = machine_for(self.tables, tuple(sorted(lane.constants.items())))
+            machines = [
+                machine_for(self.tables, tuple(sorted({**lane.constants, **constants}.items()))) for lane in self.lanes
+            ]
+            for machine in machines:
+                for prop in self.tables.forms("invariant"):
+                    if prop.scope == "global" and not machine.predicate(prop.expr, prop.scope)(self.pool):
+                        return prop.text
+            for lane, machine in zip(self.lanes, machines, strict=True):
+                lane.constants, lane.world.machine = machine.constants, machine
             if self.observer is not None:
                 self.observer.limits({lane.index: lane.constants for lane in self.lanes})
+            return ""
+
+    def pressure(self, refused: Refused) -> str:
+        """Where a refusal asks for room, as in ``lanes.pressure``; "" for one that asks for something else."""
+        event = refused.event
+        if event.id not in self.pressed:
+            self.pressed[event.id] = pressure(self.tables, event)
+        return self.pressed[event.id][event.guards.index(refused.guard)]
+
+    def rehearse(self, lane: Lane, entity: Entity, steps: Sequence[Step], **inputs: int | str) -> Any:
+        """What ``entity`` would be after these rows: they fire on copies of the pool and of all that takes part.
+
+        ``inputs`` are those of the last row.  Refused where one would be; nothing has changed in any case.
+        """
+        with self.lock:
+            world = lane.world.machine.world()
+            for name in self.tables.globals:
+                setattr(world.pool, attribute(name), getattr(self.pool, attribute(name)))
+            twins: dict[int, Any] = {}
+            every = [one for _, entities in steps for one in entities]
+            for one in every:
+                if id(one) not in twins:
+                    twin = twins[id(one)] = world.add(one.cls, one.kind)
+                    for name in self.tables.vars_of(one.cls, one.kind):
+                        setattr(twin, attribute(name), getattr(one, attribute(name)))
+            for one in every:
+                twins[id(one)].refs = {role: twins.get(id(owner), owner) for role, owner in one.refs.items()}
+            for index, (event_id, entities) in enumerate(steps, 1):
+                last = inputs if index == len(steps) else {}
+                world.fire(event_id, *(twins[id(one)] for one in entities), **last)
+            return twins[id(entity)]
 
     def maker(self, lane: Lane, cls: str, kind: str = "", **rigid: int | str) -> Callable[[], Any]:
         """Makes entities of a class in their first stage, and remembers them."""
@@ -186,10 +226,3 @@ class Ledger:
         event_id = self.event_id("request", row)
         with self.lock:
             return all(lane.world.allows(event_id, r) for lane, r in zip(self.lanes, records, strict=True))
-
-
-def _only_store(tables: Tables) -> str:
-    stores = [k for k, kind in tables.kinds.items() if "store" in kind.capabilities]
-    if len(stores) != 1:
-        raise InputError(f"kinds: an allocator needs one kind with the capability 'store', found {len(stores)}")
-    return stores[0]

@@ -6,6 +6,7 @@ compared with the table state; each read is compared with what was written.
 """
 
 import hashlib
+import math
 import random
 import tempfile
 import time
@@ -23,6 +24,7 @@ from hybridkv_ref.allocator.allocator import HeterogeneousAllocator
 from hybridkv_ref.allocator.geometry import build
 from hybridkv_ref.allocator.records import CacheSegment, HitLease
 from hybridkv_ref.allocator.refinement import Shadow, differences
+from hybridkv_ref.errors import InputError
 from hybridkv_ref.loader import load_tables
 from hybridkv_ref.machine import Refused
 from hybridkv_ref.models import Group, Model
@@ -101,7 +103,7 @@ class Driver:
 
         def fill(segment: CacheSegment, lo: int, hi: int) -> Tensor:
             group = segment.group
-            count = group.rows(lo, hi) if not group.whole else 1
+            count = group.rows(lo, hi)
             width = sum(place.nbytes * group.page.heads for place in group.page.regions())
             return torch.full((group.layers, count, width), pattern(tokens, hi - 1), dtype=torch.uint8)
 
@@ -163,7 +165,7 @@ class Driver:
             try:
                 self.allocator.extend(lease.request, min(at // UNIT * UNIT + UNIT, len(tokens)), self.rows(tokens))
             except Refused as refused:
-                if not any(ref in refused.guard.text for ref in ("used",)):
+                if not self.allocator.ledger.pressure(refused):
                     self.outcome.faults.append(f"extend: {refused}")
 
     def end(self) -> None:
@@ -174,13 +176,18 @@ class Driver:
             self.outcome.faults.append("memory is held after the drain")
 
 
-def lockstep(seconds: float, seed: int = 0, spec: Path = SPEC_DIR) -> Outcome:
-    """Drives an allocator for so many seconds, but at least for one history, or until something differs."""
+def lockstep(seconds: float = math.inf, seed: int = 0, spec: Path = SPEC_DIR, histories: int = 0) -> Outcome:
+    """Drives an allocator through so many histories, or for so many seconds, or until something differs.
+
+    ``histories``: their number (0: as many as the time allows, at least one); InputError without either bound.
+    """
+    if math.isinf(seconds) and histories < 1:
+        raise InputError(f"lockstep:histories: expected at least 1 where no time is given, got {histories}")
     tables = load_tables(spec)
     geometry = build(small_model(), policy=keep_all(spec), spec=spec)
-    total, end, first = Outcome(), time.monotonic() + seconds, True
+    total, end, count = Outcome(), time.monotonic() + seconds, 0
     events: set[str] = set()
-    while (first or time.monotonic() < end) and not total.faults:
+    while (not count or time.monotonic() < end) and not (histories and count >= histories) and not total.faults:
         shadow = Shadow(tables)
         with tempfile.TemporaryDirectory(prefix="hybridkv-") as folder:
             device = (5_000, 9_000, 40_000)[seed % 3]
@@ -191,11 +198,11 @@ def lockstep(seconds: float, seed: int = 0, spec: Path = SPEC_DIR) -> Outcome:
                 shadow.attach(allocator.ledger.lanes, allocator.ledger.made)
                 driver = Driver(allocator, seed)
                 for _ in range(STEPS):
-                    if (first or time.monotonic() < end) and not driver.outcome.faults and not shadow.faults:
+                    if (not count or time.monotonic() < end) and not driver.outcome.faults and not shadow.faults:
                         driver.step()
                 if not driver.outcome.faults and not shadow.faults:  # a state that is wrong need not drain
                     driver.end()
-        seed, first = seed + 1, False
+        seed, count = seed + 1, count + 1
         events |= shadow.counts.keys()
         total.faults += driver.outcome.faults + shadow.faults
         total.rows += shadow.rows

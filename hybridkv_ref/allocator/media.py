@@ -8,13 +8,14 @@ and passes over the rest.  The checksum is compared whenever bytes are read.
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import struct
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import fsspec
 import torch
@@ -28,6 +29,7 @@ SCHEMA = "hybridkv-object-1"
 SUFFIX = ".safetensors"
 TEMPORARY = ".writing-"
 COUNTERS = "counters.json"
+MOST_HEADER = 1 << 24  # bytes
 
 
 class MediumError(Exception):
@@ -40,10 +42,11 @@ Description = Mapping[str, int | str | bool]
 class Medium(Protocol):
     """Names to objects of several parts, each with a description."""
 
-    name: str
-
     def write(self, name: str, parts: Sequence[Tensor], about: Description) -> None:
         """Stores an object, whole or not at all; MediumError otherwise."""
+
+    def redescribe(self, name: str, about: Description) -> None:
+        """Another description of an object whose bytes stay; MediumError, with nothing changed, if it cannot."""
 
     def read(self, name: str) -> list[Tensor]:
         """The parts of an object; MediumError if any byte is not what was written."""
@@ -60,8 +63,8 @@ class Medium(Protocol):
     def remember(self, values: Mapping[str, int]) -> None:
         """Keeps the counters that outlive a process."""
 
-    def recall(self) -> Mapping[str, int]:
-        """The counters that were kept."""
+    def recall(self, counters: Collection[str]) -> Mapping[str, int]:
+        """The counters that were kept, empty where none were; InputError if they are not these."""
 
 
 def checksum(parts: Sequence[Tensor]) -> str:
@@ -76,12 +79,18 @@ class HostMemory:
     """Copies in this process's memory; gone with it."""
 
     def __init__(self) -> None:
-        self.name = "host"
         self.held: dict[str, tuple[list[Tensor], Description, str]] = {}
 
     def write(self, name: str, parts: Sequence[Tensor], about: Description) -> None:
         """Keeps the parts; they are the caller's copies."""
         self.held[name] = (list(parts), about, checksum(parts))
+
+    def redescribe(self, name: str, about: Description) -> None:
+        """Another description; MediumError if the parts are gone."""
+        found = self.held.get(name)
+        if found is None:
+            raise MediumError(f"host:{name}: not there")
+        self.held[name] = (found[0], about, found[2])
 
     def read(self, name: str) -> list[Tensor]:
         """The parts; MediumError if they are gone or changed."""
@@ -107,7 +116,7 @@ class HostMemory:
     def remember(self, values: Mapping[str, int]) -> None:
         """Nothing in host memory outlives the process."""
 
-    def recall(self) -> Mapping[str, int]:
+    def recall(self, counters: Collection[str]) -> Mapping[str, int]:
         """None."""
         return {}
 
@@ -116,7 +125,6 @@ class Files:
     """Objects as files in one folder of any file system that fsspec knows."""
 
     def __init__(self, url: str, fs: Any = None) -> None:
-        self.name = "files"
         self.fs: Any = fs
         self.root: str = url
         try:
@@ -138,9 +146,12 @@ class Files:
     def write(self, name: str, parts: Sequence[Tensor], about: Description) -> None:
         """Temporary name, checksum, sync, rename; MediumError, with the temporary file deleted, if any of it fails."""
         tensors = {f"p{i}": part.contiguous() for i, part in enumerate(parts)}
-        text = json.dumps(dict(about), sort_keys=True)
-        meta = {"schema": SCHEMA, "checksum": checksum(parts), "about": text, "described": digest(text)}
-        self.put(name + SUFFIX, save(tensors, meta))
+        self.put(name + SUFFIX, save(tensors, metadata(about, checksum(parts))))
+
+    def redescribe(self, name: str, about: Description) -> None:
+        """Writes the whole file anew under a temporary name; its checksum stays that of the bytes once written."""
+        meta, tensors = self.whole(name)
+        self.put(name + SUFFIX, save(tensors, metadata(about, str(meta.get("checksum")))))
 
     def put(self, name: str, data: bytes) -> None:
         """Writes one file, whole or not at all."""
@@ -173,21 +184,28 @@ class Files:
             os.close(handle)
 
     def read(self, name: str) -> list[Tensor]:
-        """The parts; MediumError for a file that is missing, torn or changed."""
+        """The parts; MediumError for a file that is missing, torn, changed or of something else."""
+        meta, tensors = self.whole(name)
+        try:
+            parts = [tensors[f"p{i}"] for i in range(len(tensors))]
+        except KeyError as error:
+            raise MediumError(f"{self.path(name)}: no part {error}") from None
+        if checksum(parts) != meta.get("checksum"):
+            raise MediumError(f"{self.path(name)}: checksum differs")
+        return parts
+
+    def whole(self, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Metadata and tensors of an object's file; MediumError if it is missing or torn."""
         try:
             with self.fs.open(self.path(name), "rb") as file:
                 data = file.read()
         except OSError as error:
             raise MediumError(f"{self.path(name)}: cannot be read: {error}") from None
         try:
-            meta = header(data).get("__metadata__", {})
-            tensors = load(data)
+            _, found = header(io.BytesIO(data))
+            return dict(found.get("__metadata__") or {}), load(data)
         except (SafetensorError, ValueError) as error:
             raise MediumError(f"{self.path(name)}: torn: {error}") from None
-        parts = [tensors[f"p{i}"] for i in range(len(tensors))]
-        if checksum(parts) != meta.get("checksum"):
-            raise MediumError(f"{self.path(name)}: checksum differs")
-        return parts
 
     def delete(self, name: str) -> None:
         """Deletes the file."""
@@ -226,8 +244,8 @@ class Files:
         """Keeps the counters that outlive a process; MediumError if they cannot be written."""
         self.put(COUNTERS, json.dumps(dict(values), sort_keys=True).encode())
 
-    def recall(self) -> Mapping[str, int]:
-        """The counters that were kept; empty where there are none.  InputError for a file of something else."""
+    def recall(self, counters: Collection[str]) -> Mapping[str, int]:
+        """The counters that were kept, empty where there is no file; InputError for any other file than of these."""
         try:
             with self.fs.open(f"{self.root}/{COUNTERS}", "rb") as file:
                 found = json.loads(file.read())
@@ -235,28 +253,31 @@ class Files:
             return {}
         except (OSError, ValueError) as error:
             raise InputError(f"{self.root}/{COUNTERS}: cannot be read: {error}") from None
-        if not isinstance(found, dict) or not all(isinstance(v, int) for v in found.values()):
-            raise InputError(f"{self.root}/{COUNTERS}: expected counters")
-        return found
+        counts = isinstance(found, dict) and all(type(value) is int and value >= 0 for value in found.values())
+        if not counts or found.keys() != set(counters):
+            raise InputError(f"{self.root}/{COUNTERS}: expected counters {', '.join(sorted(counters))}")
+        return dict(found)
 
     def describe(self, path: str) -> Description | None:
         """The description of a whole file, None for any other; reads the header only."""
         try:
             with self.fs.open(path, "rb") as file:
-                head = file.read(8)
-                (length,) = struct.unpack("<Q", head)
-                if length > 1 << 24:
-                    return None
-                found = json.loads(file.read(length))
+                length, found = header(file)
             ends = [entry["data_offsets"][1] for key, entry in found.items() if key != "__metadata__"]
             meta = found["__metadata__"]
             whole = self.fs.size(path) == 8 + length + max(ends, default=0)
             if meta["schema"] != SCHEMA or not whole or digest(meta["about"]) != meta["described"]:
                 return None
             about: Description = json.loads(meta["about"])
-        except (OSError, ValueError, KeyError, TypeError, struct.error):
+        except (OSError, ValueError, KeyError, TypeError):
             return None
         return about
+
+
+def metadata(about: Description, checked: str) -> dict[str, str]:
+    """What a file says of itself: its description and the checksum of its parts."""
+    text = json.dumps(dict(about), sort_keys=True)
+    return {"schema": SCHEMA, "checksum": checked, "about": text, "described": digest(text)}
 
 
 def digest(text: str) -> str:
@@ -264,15 +285,29 @@ def digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def header(data: bytes) -> dict[str, Any]:
-    """The header of a safetensors file; ValueError if it is torn."""
-    if len(data) < 8:
-        raise ValueError(f"{len(data)} bytes")
-    (length,) = struct.unpack("<Q", data[:8])
-    if length > len(data) - 8:
-        raise ValueError(f"header of {length} bytes in a file of {len(data)}")
-    found: dict[str, Any] = json.loads(data[8 : 8 + length])
-    return found
+def header(file: BinaryIO) -> tuple[int, dict[str, Any]]:
+    """(bytes, contents) of the header of an open safetensors file; ValueError if it is torn."""
+    size = file.read(8)
+    if len(size) < 8:
+        raise ValueError(f"{len(size)} bytes")
+    (length,) = struct.unpack("<Q", size)
+    if length > MOST_HEADER:
+        raise ValueError(f"header of {length} bytes")
+    found = json.loads(file.read(length))
+    if not isinstance(found, dict):
+        raise ValueError("the header is no object")
+    return length, found
+
+
+def media_of(host_bytes: int, store: str | None) -> dict[str, Medium]:
+    """Media by the tables' names: host memory first, then files; a store that is not local is an object store."""
+    media: dict[str, Medium] = {}
+    if host_bytes:
+        media["HOST"] = HostMemory()
+    if store is not None:
+        files = Files(store)
+        media["DISK" if files.local else "OBJECT"] = files
+    return media
 
 
 def on_host(blocks: Tensor) -> Tensor:

@@ -5,11 +5,12 @@ same atomic step, whether it is still there.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hybridkv_ref.allocator.book import Book
 from hybridkv_ref.allocator.geometry import GroupGeometry
+from hybridkv_ref.allocator.ledger import Step
 from hybridkv_ref.allocator.media import Description, Medium
 from hybridkv_ref.allocator.records import CacheSegment, StoredObject
 from hybridkv_ref.compile_py import attribute
@@ -25,8 +26,17 @@ class Objects:
         self.lane = self.ledger.lanes[0]
         self.objects: OrderedDict[StoredObject, None] = OrderedDict()  # the least recently wanted first
         self.spare: dict[tuple[int, str, int], list[Any]] = {}
+        self.of: dict[int, StoredObject] = {}  # by the identity of its record
         self.outcomes: dict[str, int] = {}
         (self.survivor,) = [s for s in self.ledger.tables.survivors if s.kind == self.ledger.store]
+        # Rows that change what a file says.  What the environment does to a medium nobody can write down there.
+        self.rewriting = {
+            event.id
+            for event in self.ledger.tables.events
+            if event.kinds == {"self": self.ledger.store}
+            and event.actor != "environment"
+            and any(e.target.role == "self" and e.target.name in self.survivor.keep for e in event.effects)
+        }
 
     def restores(self, group: GroupGeometry) -> bool:
         """Whether a way back from a tier exists for a group: only then does a tier take it."""
@@ -39,13 +49,32 @@ class Objects:
             self.ledger.changed.notify_all()
 
     # -- rows ----------------------------------------------------------------------------------------------------------
+    def event_of(self, row: str) -> str:
+        """The event of an object's row."""
+        return self.ledger.event_id(self.ledger.store, row)
+
     def fire(self, entity: Any, row: str, **inputs: int) -> None:
-        """A row of one object."""
-        self.ledger.fire(self.lane, self.ledger.event_id(self.ledger.store, row), entity, settle=None, **inputs)
+        """A row of one object; where it changes what survives a crash, the medium is told in the same step.
+
+        MediumError, and the row has not fired, if it cannot be told.
+        """
+        event = self.event_of(row)
+        with self.ledger.atomic(event):
+            stored = self.of.get(id(entity)) if event in self.rewriting else None
+            if stored is not None:
+                group = stored.group
+                after = self.ledger.rehearse(self.lane, entity, [(event, (entity,))], **inputs)
+                about = self.describe(after, group, stored.keys, stored.spans)
+                self.media[stored.medium].redescribe(stored.name, about)
+            self.ledger.fire(self.lane, event, entity, settle=None, **inputs)
 
     def can(self, entity: Any, row: str, **inputs: int) -> bool:
         """Whether it could fire now."""
-        return self.ledger.allows(self.lane, self.ledger.event_id(self.ledger.store, row), entity, **inputs)
+        return self.ledger.allows(self.lane, self.event_of(row), entity, **inputs)
+
+    def rehearse(self, group: GroupGeometry, entity: Any, steps: Sequence[Step]) -> Any:
+        """What an object's record would be after rows with segments of a group."""
+        return self.ledger.rehearse(self.ledger.lane_of[group.name], entity, steps)
 
     def hand(
         self, group: GroupGeometry, row: str, src: Any, dst: Any, copy: Any, segment: CacheSegment, **inputs: int
@@ -79,17 +108,19 @@ class Objects:
     def adopt_object(self, stored: StoredObject) -> None:
         """An object is there from now on; called under the lock."""
         self.objects[stored] = None
+        self.of[id(stored.entity)] = stored
         self.book.index.put_object(stored)
 
     def forget(self, stored: StoredObject) -> None:
         """An object is found no more; called under the lock."""
         self.objects.pop(stored, None)
+        self.of.pop(id(stored.entity), None)
         self.book.index.drop_object(stored)
         for key in stored.keys:
             node = self.book.index.nodes.get(key)
             segment = None if node is None else node.segments[stored.group.index]
             if segment is not None and segment.stored is stored:
-                segment.stored = None
+                self.book.keep(segment, None)
 
     # -- space ---------------------------------------------------------------------------------------------------------
     def erase_one(self, medium: str) -> bool:
@@ -115,23 +146,24 @@ class Objects:
 
     # -- a new process -------------------------------------------------------------------------------------------------
     def describe(
-        self, entity: Any, group: GroupGeometry, keys: tuple[bytes, ...], spans: tuple[tuple[int, int], ...], parts: int
+        self, entity: Any, group: GroupGeometry, keys: tuple[bytes, ...], spans: tuple[tuple[int, int], ...]
     ) -> Description:
-        """What a new process must know of an object: what the tables say survives, as it will be once sealed."""
+        """What a new process must know of an object whose record is ``entity``: what the tables say survives.
+
+        It is written before the row that it describes fires, so ``entity`` is what a rehearsal of that row gave.
+        """
         kept = {name: getattr(entity, attribute(name)) for name in self.survivor.keep}
-        kept |= {"written": parts, "intact": True}
         about: dict[str, int | str | bool] = {f"kept.{name}": value for name, value in kept.items()}
-        about |= {"group": group.name, "kind": group.kind, "parts": parts, "medium": entity.medium}
+        about |= {"group": group.name, "kind": group.kind, "parts": len(keys), "medium": entity.medium}
         about |= {"keys": ",".join(key.hex() for key in keys), "spans": ",".join(f"{a}:{b}" for a, b in spans)}
         return about
 
     def reopen(self, medium: str, group_of: Callable[[str], GroupGeometry]) -> int:
-        """Finds what an earlier process sealed on a medium: the state that the tables' crash leaves.  Gives their
-        count.
+        """Finds what an earlier process sealed on a medium, the state that the tables' crash leaves; gives their count.
 
         Objects of another layout, model or schema are passed over.
         """
-        found = 0
+        described: list[tuple[StoredObject, Mapping[str, Any]]] = []
         for name, about in self.media[medium].objects():
             try:
                 group = group_of(str(about["group"]))
@@ -147,22 +179,17 @@ class Objects:
                 continue
             if not fits or len(keys) != len(spans) or about["parts"] != len(keys):
                 continue
-            with self.ledger.lock:
-                entity = self.new_object(group, medium, len(keys))
-                entity.stage = self.survivor.to
-                for variable, value in kept.items():
-                    setattr(entity, attribute(variable), value)
-                guards = self.lane.world.machine.survivors[self.ledger.store][0][1]
-                if all(guard(self.ledger.pool, entity) for guard in guards):
-                    location = self.media[medium].location(name)
-                    self.adopt_object(StoredObject(group, entity, medium, name, location, keys, spans))
-                    found += 1
-            self.recount()
-        return found
-
-    def recount(self) -> None:
-        """The sums of the pool over what survived."""
-        world = self.lane.world
-        for name, var in self.ledger.tables.globals.items():
-            if not var.durable and var.sums:
-                setattr(world.pool, attribute(name), world.recount(var))
+            entity = self.new_object(group, medium, len(keys))
+            location = self.media[medium].location(name)
+            described.append((StoredObject(group, entity, medium, name, location, keys, spans), kept))
+        with self.ledger.lock:
+            for stored, values in described:
+                stored.entity.stage = self.survivor.stages[0]
+                for variable, value in values.items():
+                    setattr(stored.entity, attribute(variable), value)
+                if self.lane.world.survive(stored.entity):
+                    self.adopt_object(stored)
+                else:
+                    self.rest(stored.group, stored.entity)
+            self.lane.world.recount_all()
+            return sum(stored in self.objects for stored, _ in described)

@@ -1,45 +1,49 @@
 """Safeguard 2: each actor of the tables has workers of its own, so that none waits for another's.
 
-Rows name their actor: ``io`` moves bytes of tiers, ``cpu`` rebuilds indexes, ``gpu`` runs kernels in its own stream.
-Rows of requests and of the allocator run in the caller's thread.
+Rows name their actor: ``io`` moves bytes of tiers, ``cpu`` rebuilds indexes.  Rows of requests and of the allocator run
+in the caller's thread, and so do kernels.
 """
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
-
-import torch
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class Shared(Future[R]):
+    """What several may wait for; so none of them cancels it for the others."""
+
+    def cancel(self) -> bool:
+        """Never."""
+        return False
+
+
 class Pipelines:
     """Worker pools by actor."""
 
-    def __init__(self, device: torch.device, io: int, cpu: int) -> None:
-        self.device = device
-        self.stream: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        sizes = {"io": io, "cpu": cpu, "gpu": 1}
-        self.pools = {
-            name: ThreadPoolExecutor(size, thread_name_prefix=f"hybridkv-{name}") for name, size in sizes.items()
-        }
+    def __init__(self, io: int, cpu: int) -> None:
+        self.workers: dict[str, set[int]] = {}
+        self.pools: dict[str, ThreadPoolExecutor] = {}
+        for actor, size in {"io": io, "cpu": cpu}.items():
+            self.open(actor, size)
+
+    def open(self, actor: str, size: int) -> None:
+        """Gives an actor so many workers."""
+        mine = self.workers[actor] = set()
+        self.pools[actor] = ThreadPoolExecutor(
+            size, thread_name_prefix=f"hybridkv-{actor}", initializer=lambda: mine.add(threading.get_ident())
+        )
+
+    def inside(self, actor: str) -> bool:
+        """Whether this thread is one of an actor's workers."""
+        return threading.get_ident() in self.workers[actor]
 
     def submit(self, actor: str, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> "Future[R]":
         """Runs work on an actor's pipeline."""
-        if actor == "gpu" and self.stream is not None:
-            return self.pools[actor].submit(lambda: self.on_stream(work, *args, **kwargs))
         return self.pools[actor].submit(work, *args, **kwargs)
-
-    def on_stream(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """On the device's own stream, and waited for."""
-        with torch.cuda.stream(self.stream):
-            done = work(*args, **kwargs)
-        if self.stream is not None:
-            self.stream.synchronize()
-        return done
 
     def close(self) -> None:
         """Waits for what runs and ends the workers."""

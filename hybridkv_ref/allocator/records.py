@@ -4,6 +4,7 @@ A segment's record is used again after its memory was freed, as a slot of a real
 lives apart.  Whatever a record shows of its stage, range or counts is read from the table state, never kept beside it.
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,11 +100,12 @@ class CacheSegment:
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """One reader or writer of one segment."""
+    """One reader or writer of one segment.  ``closed``: its request has let go of it; steps in flight may go on."""
 
     segment: CacheSegment
     request: "Request"
     entity: Any
+    closed: bool = False
 
     @property
     def stage(self) -> str:
@@ -156,20 +158,20 @@ class Request:
 
     ``position``: tokens before it are computed or read from the cache.  ``hits``: leases as a reader of a hit,
     ``found``: candidates that are not pinned; ``writing``: segments being written, ``kept``: those it wrote and keeps.
+    ``ending``: held by the thread that ends it.
     """
 
     number: int
     length: int
     keys: list[bytes]
     records: tuple[Any, ...]
-    matched: int = 0
     position: int = 0
-    accepted: int = 0
     found: list[Lease] = field(default_factory=list)
     hits: list[Lease] = field(default_factory=list)
     writing: list[Lease] = field(default_factory=list)
     kept: list[Lease] = field(default_factory=list)
     wrote: list[tuple[CacheSegment, int]] = field(default_factory=list)
+    ending: threading.RLock = field(default_factory=threading.RLock)
 
     @property
     def stage(self) -> str:
@@ -177,13 +179,23 @@ class Request:
         stage: str = self.records[0].stage
         return stage
 
+    @property
+    def accepted(self) -> int:
+        """Tokens that are confirmed, the same in every lane between two steps."""
+        count: int = self.records[0].accepted
+        return count
+
 
 @dataclass(eq=False, slots=True)
 class Hit:
-    """What a match found: a first signal.  ``plan.r`` tokens can be saved if the segments pass all layers."""
+    """What a match found: a first signal.  ``plan.r`` tokens can be saved if the segments pass all layers.
+
+    ``matched``: tokens of the prompt that the index knew.
+    """
 
     request: Request
     plan: RecoveryHit
+    matched: int
 
     @property
     def tokens(self) -> int:
@@ -193,10 +205,14 @@ class Hit:
 
 @dataclass(eq=False, slots=True)
 class HitLease:
-    """The pinned segments of one request's hit, the verdicts on them, and what it took to get here."""
+    """The pinned segments of one request's hit, the verdicts on them, and what it took to get here.
+
+    ``matched``: tokens of the prompt that the index knew when the plan was made.
+    """
 
     request: Request
     plan: RecoveryHit
+    matched: int
     verdicts: tuple[Verdict, ...] = ()
     refusals: list[str] = field(default_factory=list)
     pointers: Sequence[StatePointer] = ()
@@ -205,11 +221,6 @@ class HitLease:
     def tokens(self) -> int:
         """Tokens that need not be computed."""
         return self.plan.r
-
-    @property
-    def accepted(self) -> bool:
-        """Whether all four layers accepted."""
-        return bool(self.verdicts) and all(verdict.accepted for verdict in self.verdicts)
 
     @property
     def segments(self) -> list[CacheSegment]:

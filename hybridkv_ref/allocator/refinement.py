@@ -16,6 +16,7 @@ from hybridkv_ref.allocator.arena import NULL_SLOT, POISON
 from hybridkv_ref.allocator.ledger import machine_for
 from hybridkv_ref.allocator.media import TEMPORARY, Files
 from hybridkv_ref.compile_py import attribute
+from hybridkv_ref.lanes import worlds
 from hybridkv_ref.machine import Entity, Machine, Refused, World
 from hybridkv_ref.tables import CLASS_OF, HANDOFFS, ROLES, Property, Tables, Var
 
@@ -37,12 +38,9 @@ class Shadow:
     def attach(self, lanes: Sequence[Any], made: Sequence[Any]) -> None:
         """Begins beside an allocator: its lanes, and the entities that it has already."""
         self.lanes = list(lanes)
-        pool: Any = None
-        for lane in lanes:
-            world = World(machine_for(self.tables, tuple(sorted(lane.constants.items()))))
-            pool = world.pool if pool is None else pool
-            world.pool = pool
-            self.worlds[lane.index] = world
+        made_for = worlds(machine_for(self.tables, tuple(sorted(lane.constants.items()))) for lane in lanes)
+        self.worlds = {lane.index: world for lane, world in zip(lanes, made_for, strict=True)}
+        pool = made_for[0].pool
         for name in self.tables.globals:  # what an earlier process left: the state after a crash is given
             setattr(pool, attribute(name), getattr(lanes[0].world.pool, attribute(name)))
         for entity in made:
@@ -280,7 +278,9 @@ def _files(allocator: HeterogeneousAllocator) -> Iterator[str]:
                 continue
             for variable in allocator.tiers.survivor.keep:
                 kept, value = about[f"kept.{variable}"], getattr(stored.entity, attribute(variable))
-                if kept != value and variable not in ("keep_until", "intact"):
+                # ``intact`` falls when the medium loses or changes bytes, which nobody writes down there: a new process
+                # begins with what was sealed, and the checksum tells it again when it reads.
+                if kept != value and variable != "intact":
                     yield f"{stored.location}: {variable} is {kept} in the file, {value} in the tables"
         if there and not busy:
             yield f"files that no object owns: {', '.join(sorted(there))}"

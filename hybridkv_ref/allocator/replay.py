@@ -7,7 +7,7 @@ and read, the rest is computed unit by unit (no kernel runs), and the request fi
 import tempfile
 import time
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -70,41 +70,43 @@ def replay(
     geometry = build(model, segment_tokens, spec=spec)
     count = refused = cut = tokens_in = saved = peak = 0
     begin = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="hybridkv-") if disk else nullcontext() as folder:
-        options = {"store": folder, "store_bytes": disk} if folder else {}
-        with HeterogeneousAllocator(geometry, gpu_memory, poison=False, spec=spec, **options) as allocator:  # type: ignore[arg-type]
-            for request in requests:
-                prompt = tokens_of(request, count)
-                count, tokens_in = count + 1, tokens_in + len(prompt)
-                for load in allocator.prefetch(prompt) if disk else ():
-                    load.result()
-                try:
-                    lease = allocator.pin(allocator.match(prompt))
-                except NotAdmitted:
-                    refused += 1
-                    continue
-                while lease.tokens and not allocator.validate(lease)[-1].accepted:
-                    lease = allocator.retry(lease)
-                if lease.tokens:
-                    allocator.read(lease)
-                saved += lease.tokens
-                at = lease.request.position
-                try:
-                    while at < len(prompt):
-                        at = min(at // geometry.unit * geometry.unit + geometry.unit, len(prompt))
-                        allocator.extend(lease.request, at)
-                        peak = max(peak, allocator.ledger.pool.gpu_used)
-                except Refused:
-                    cut += 1
-                    allocator.abort(lease.request)
-                else:
-                    allocator.finish(lease.request)
-            allocator.drain()
-            rows, evicted, outcomes = (
-                allocator.ledger.fired,
-                dict(allocator.evictor.evicted),
-                dict(allocator.tiers.outcomes),
-            )
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hybridkv-")) if disk else None
+        allocator = stack.enter_context(
+            HeterogeneousAllocator(geometry, gpu_memory, poison=False, spec=spec, store=folder, store_bytes=disk)
+        )
+        for request in requests:
+            prompt = tokens_of(request, count)
+            count, tokens_in = count + 1, tokens_in + len(prompt)
+            for load in allocator.prefetch(prompt) if disk else ():
+                load.result()
+            try:
+                lease = allocator.pin(allocator.match(prompt))
+            except NotAdmitted:
+                refused += 1
+                continue
+            while lease.tokens and not allocator.validate(lease)[-1].accepted:
+                lease = allocator.retry(lease)
+            if lease.tokens:
+                allocator.read(lease)
+            saved += lease.tokens
+            at = lease.request.position
+            try:
+                while at < len(prompt):
+                    at = min(at // geometry.unit * geometry.unit + geometry.unit, len(prompt))
+                    allocator.extend(lease.request, at)
+                    peak = max(peak, allocator.ledger.pool.gpu_used)
+            except Refused:
+                cut += 1
+                allocator.abort(lease.request)
+            else:
+                allocator.finish(lease.request)
+        allocator.drain()
+        rows, evicted, outcomes = (
+            allocator.ledger.fired,
+            dict(allocator.evictor.evicted),
+            dict(allocator.tiers.outcomes),
+        )
     return MemoryReport(
         model=model.name,
         segment_tokens=geometry.unit,

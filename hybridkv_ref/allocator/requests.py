@@ -12,6 +12,7 @@ from hybridkv_ref.allocator.book import Book
 from hybridkv_ref.allocator.ledger import Lane
 from hybridkv_ref.allocator.records import Lease, Request
 from hybridkv_ref.compile_py import attribute
+from hybridkv_ref.errors import InputError
 from hybridkv_ref.machine import Refused
 from hybridkv_ref.tables import Event
 
@@ -27,7 +28,7 @@ class Requests:
         self.running: dict[int, Request] = {}
         self.count = 0
         # What a device or a tier ends, it ends itself; an abort waits for it.
-        fair = [e for e in ledger.tables.events if e.fair and e.actor in ("", "request", "allocator")]
+        fair = [e for e in ledger.tables.events if e.fair and e.actor in ("request", "allocator")]
         self.ends = [e for e in fair if e.scope == "request" and not e.inputs]
         self.lease_ends: dict[str, list[Event]] = {}
         for event in fair:
@@ -42,7 +43,7 @@ class Requests:
             records = self.spare.pop() if self.spare else tuple(make() for make in self.make)
             for lane, record in zip(self.ledger.lanes, records, strict=True):
                 self.describe(lane, record, length, need_until, serves, abi)
-            request = Request(self.count, length, keys, records, accepted=length)
+            request = Request(self.count, length, keys, records)
             self.running[request.number] = request
             return request
 
@@ -61,22 +62,32 @@ class Requests:
                     setattr(record, attribute(f"{name}.{group.kind}"), value)
 
     def finish(self, request: Request) -> None:
-        """The answer is complete: what it read is released, what it wrote stays cached."""
-        self.ledger.step(request.records, "finish")
-        self.drain(request)
+        """The answer is complete: what it read is released, what it wrote stays cached.
+
+        InputError for a request that has ended: its records may be another one's by now.
+        """
+        with request.ending:
+            if self.running.get(request.number) is not request:
+                raise InputError(f"finish:request: request {request.number} has ended")
+            self.ledger.step(request.records, "finish")
+            self.drain(request)
 
     def drain(self, request: Request) -> None:
-        """Fires the fair rows of a request and of its leases until it is at rest."""
-        while request.stage != self.idle:
-            moved = self.step(request)
-            if request.stage == self.idle:
-                break
-            if not moved:
-                with self.ledger.changed:
-                    self.ledger.changed.wait(0.05)  # a copy that reads or writes one of its segments is still running
-        with self.ledger.lock:
-            self.running.pop(request.number, None)
-            self.spare.append(request.records)
+        """Fires the fair rows of a request and of its leases until it is at rest; nothing for one that has ended.
+
+        Of two threads that end one request the second waits for the first.
+        """
+        with request.ending:
+            if self.running.get(request.number) is not request:
+                return
+            while request.stage != self.idle:
+                moved = self.step(request)
+                if request.stage != self.idle and not moved:
+                    with self.ledger.changed:  # a copy that reads or writes one of its segments is still running
+                        self.ledger.changed.wait(0.05)
+            with self.ledger.lock:
+                del self.running[request.number]
+                self.spare.append(request.records)
 
     def step(self, request: Request) -> bool:
         """One round of fair rows; whether any fired."""

@@ -6,17 +6,24 @@ rows that fail, and leaves no file and no object.
 
 import uuid
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from hybridkv_ref.allocator.book import Book
 from hybridkv_ref.allocator.geometry import GroupGeometry
 from hybridkv_ref.allocator.media import Medium, MediumError, on_host
 from hybridkv_ref.allocator.objects import Objects
-from hybridkv_ref.allocator.pipelines import Pipelines
+from hybridkv_ref.allocator.pipelines import Pipelines, Shared
 from hybridkv_ref.allocator.records import CacheSegment, StoredObject
-from hybridkv_ref.expr import refs
+from hybridkv_ref.lanes import STORE
 from hybridkv_ref.machine import Refused
+
+
+class Spill(Shared["StoredObject | None"]):
+    """A durable copy of these segments that is being written, or waits to be."""
+
+    def __init__(self, segments: Sequence[CacheSegment]) -> None:
+        super().__init__()
+        self.segments = list(segments)
 
 
 class Spills(Objects):
@@ -25,27 +32,49 @@ class Spills(Objects):
     def __init__(self, book: Book, media: Mapping[str, Medium], pipelines: Pipelines) -> None:
         super().__init__(book, media)
         self.pipelines = pipelines
-        self.spills: dict[CacheSegment, Future[StoredObject | None]] = {}
+        self.spills: dict[CacheSegment, Spill] = {}
 
-    def spill(self, segments: Sequence[CacheSegment]) -> "Future[StoredObject | None]":
+    def spill(self, segments: Sequence[CacheSegment]) -> Spill:
         """Writes one durable copy of neighbouring segments of one group; None where it cannot be had.
 
-        A copy that is there or being written already is not written twice.
+        A copy that is there or being written already is not written twice.  A worker of the io pipeline writes it
+        itself, even where it waits in the queue: so a worker only ever waits for a copy that another one is writing.
         """
+        inside = self.pipelines.inside("io")
         with self.ledger.lock:
-            running = self.spills.get(segments[0])
-            if running is None:
-                running = self.spills[segments[0]] = self.pipelines.submit("io", self.write, list(segments))
-            return running
+            spill = self.spills.get(segments[0])
+            if spill is None:
+                spill = self.spills[segments[0]] = Spill(segments)
+                if not inside:
+                    self.pipelines.submit("io", self.write, spill)
+        if inside:
+            self.write(spill)
+        return spill
 
-    def write(self, segments: list[CacheSegment]) -> StoredObject | None:
-        """The spill itself, on the io pipeline."""
+    def write_first(self, segment: CacheSegment) -> None:
+        """A durable copy before the only copy is evicted."""
+        self.spill([segment]).result()
+
+    def write(self, spill: Spill) -> None:
+        """The spill itself, by the first worker that comes to it."""
+        with self.ledger.lock:
+            if spill.running() or self.spills.get(spill.segments[0]) is not spill:
+                return
+            spill.set_running_or_notify_cancel()
         try:
-            return self.write_object(segments)
-        finally:
-            with self.ledger.lock:
-                self.spills.pop(segments[0], None)
-                self.ledger.changed.notify_all()
+            stored = self.write_object(spill.segments)
+        except BaseException as error:
+            self.written(spill)
+            spill.set_exception(error)
+        else:
+            self.written(spill)
+            spill.set_result(stored)
+
+    def written(self, spill: Spill) -> None:
+        """A spill runs no more."""
+        with self.ledger.lock:
+            self.spills.pop(spill.segments[0], None)
+            self.ledger.changed.notify_all()
 
     def write_object(self, segments: list[CacheSegment]) -> StoredObject | None:
         """Opens an object, copies every part into it and seals it; what went wrong leaves nothing behind."""
@@ -73,7 +102,12 @@ class Spills(Objects):
                     raise MediumError(f"{segment!r}: is of another prefix by now")
             parts = [on_host(self.book.read_blocks(segment)) for segment in segments]
             name = f"{keys[0].hex()}-{group.name}-{uuid.uuid4().hex[:12]}"
-            self.media[medium].write(name, parts, self.describe(entity, group, keys, spans, len(parts)))
+            ends = [
+                (self.ledger.event_id(group.kind, "spill_end"), (segment.entity, entity, copy))
+                for segment, copy in copies
+            ]
+            sealed = self.rehearse(group, entity, [*ends, (self.event_of("seal"), (entity,))])
+            self.media[medium].write(name, parts, self.describe(sealed, group, keys, spans))
         except (Refused, MediumError) as error:
             for segment, copy in copies:
                 self.hand(group, "spill_fail", segment.entity, entity, copy, segment)
@@ -91,7 +125,7 @@ class Spills(Objects):
             self.adopt_object(stored)
             for segment in segments:
                 if segment.key in keys:
-                    segment.stored = stored
+                    self.book.keep(segment, stored)
         self.note("spilled")
         return stored
 
@@ -113,9 +147,8 @@ class Spills(Objects):
                 try:
                     self.fire(entity, "open_object", **inputs)
                 except Refused as refused:
-                    room = any(ref.role == "global" for ref in refs(refused.guard.expr))
                     # The last medium makes room by erasing; the ones before it pass on.
-                    if not room or last < len(self.media) or not self.erase_one(medium):
+                    if self.ledger.pressure(refused) != STORE or last < len(self.media) or not self.erase_one(medium):
                         self.rest(group, entity)
                         break
                 else:

@@ -18,10 +18,10 @@ from torch import Tensor
 from hybridkv_ref.allocator.book import Book
 from hybridkv_ref.allocator.eviction import Evictor
 from hybridkv_ref.allocator.media import Medium, MediumError
-from hybridkv_ref.allocator.pipelines import Pipelines
+from hybridkv_ref.allocator.pipelines import Pipelines, Shared
 from hybridkv_ref.allocator.records import CacheSegment, StoredObject
 from hybridkv_ref.allocator.spills import Spills
-from hybridkv_ref.lanes import DEVICE, pressure
+from hybridkv_ref.lanes import DEVICE
 from hybridkv_ref.machine import Refused
 
 
@@ -30,7 +30,7 @@ class Load:
     """A durable copy on its way back; ``done`` gives whether its targets became readable."""
 
     stored: StoredObject
-    done: "Future[bool]" = field(default_factory=Future)
+    done: Shared[bool] = field(default_factory=Shared)
     targets: list[tuple[CacheSegment, Any]] = field(default_factory=list)
 
 
@@ -45,12 +45,6 @@ class Tiers(Spills):
         self.loads: dict[StoredObject, Load] = {}
         self.queue: deque[Load] = deque()
         self.turn = threading.Lock()
-        event = self.ledger.event_id
-        self.pressed_load = pressure(self.ledger.tables.event(event(self.ledger.store, "load_begin")))
-        self.pressed = [
-            pressure(self.ledger.tables.event(event(g.kind, "restore_begin"))) if self.restores(g) else []
-            for g in book.geometry.groups
-        ]
 
     def want(self, stored: StoredObject, need_until: int) -> "Future[bool] | None":
         """Queues a load, or joins the one that is queued; None where the tables refuse or the queue is full."""
@@ -91,7 +85,7 @@ class Tiers(Spills):
                 self.fire(source, "load_begin", need=need)
                 break
             except Refused as refused:
-                reason = self.pressed_load[refused.event.guards.index(refused.guard)]
+                reason = self.ledger.pressure(refused)
                 if reason == DEVICE:
                     if self.evictor.make_room(reason, group):
                         continue
@@ -123,21 +117,15 @@ class Tiers(Spills):
     def attach(self, load: Load) -> bool:
         """Every target takes its memory from the reservation; False if one cannot."""
         group, source = load.stored.group, load.stored.entity
-        for key, (lo, hi) in zip(load.stored.keys, load.stored.spans, strict=True):
+        for key, span in zip(load.stored.keys, load.stored.spans, strict=True):
             segment = self.book.new_segment(group)
             copy = self.book.new_copy(source, segment.entity)
-
-            def restore(
-                size: int, slack: int, to: CacheSegment = segment, by: Any = copy, a: int = lo, b: int = hi
-            ) -> None:
-                self.hand(group, "restore_begin", source, to.entity, by, to, size=size, lo=a, hi=b, off=slack)
-
+            ends = (source, segment.entity, copy)
             while True:
                 try:
-                    self.book.grant(segment, lo, hi, "restore_begin", restore)
+                    self.book.grant(segment, span, "restore_begin", ends, lo=span[0], hi=span[1])
                 except Refused as refused:
-                    reason = self.pressed[group.index][refused.event.guards.index(refused.guard)]
-                    if reason and self.evictor.make_room(reason, group):
+                    if self.evictor.make_room(self.ledger.pressure(refused), group):
                         continue
                     with self.ledger.lock:
                         self.book.spare[group.index].append(segment)
@@ -171,7 +159,7 @@ class Tiers(Spills):
         for segment, copy in load.targets:
             self.hand(group, "publish", source, segment.entity, copy, segment)
             with self.ledger.lock:
-                segment.stored = stored if stored in self.objects else None
+                self.book.keep(segment, stored if stored in self.objects else None)
                 self.book.copies.append(copy)
             self.evictor.touch(segment)
         self.fire(source, "settle")

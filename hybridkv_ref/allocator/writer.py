@@ -15,7 +15,6 @@ from hybridkv_ref.allocator.eviction import Evictor
 from hybridkv_ref.allocator.geometry import GroupGeometry
 from hybridkv_ref.allocator.records import FOREVER, CacheSegment, Lease, Request
 from hybridkv_ref.errors import InputError
-from hybridkv_ref.lanes import pressure
 from hybridkv_ref.machine import Refused
 
 Fill = Callable[[CacheSegment, int, int], Tensor | None]
@@ -27,9 +26,6 @@ class Writer:
 
     def __init__(self, book: Book, evictor: Evictor) -> None:
         self.book, self.ledger, self.evictor = book, book.ledger, evictor
-        self.pressed = [
-            pressure(self.ledger.tables.event(self.ledger.event_id(g.kind, "admit"))) for g in book.geometry.groups
-        ]
 
     def mark(self, group: GroupGeometry, request: Request, hi: int) -> int:
         """What the kind's ``mark`` is for a segment written up to ``hi``: a boundary, a version, or nothing."""
@@ -54,20 +50,15 @@ class Writer:
             raise InputError(f"allocate:token_range: expected 0 <= start < end, got {token_range}")
         segment = self.book.new_segment(group)
         lease = self.book.new_lease(segment, request)
-        meta = self.mark(group, request, hi)
-
-        def admit(size: int, slack: int) -> None:
-            known = min(hi, request.accepted)
-            self.book.fire_lease(lease, "admit", at=lo, size=size, meta=meta, off=slack, until=until, known=known)
-
+        entities = self.book.entities_of(lease)
+        about = {"at": lo, "meta": self.mark(group, request, hi), "until": until, "known": min(hi, request.accepted)}
         try:
             while True:
                 try:
-                    self.book.grant(segment, lo, hi, "admit", admit)
+                    self.book.grant(segment, token_range, "admit", entities, **about)
                     break
                 except Refused as refused:
-                    index = refused.event.guards.index(refused.guard)
-                    if not self.evictor.make_room(self.pressed[group.index][index], None):
+                    if not self.evictor.make_room(self.ledger.pressure(refused), None):
                         raise
         except BaseException:
             with self.ledger.lock:
@@ -137,7 +128,6 @@ class Writer:
             raise InputError(f"extend:upto: expected more than {begin} and at most {first + unit}, got {upto}")
         if upto > request.accepted:
             self.ledger.step(request.records, "confirm", lambda lane: {"to": upto})
-            request.accepted = upto
         whole = upto == first + unit
         key = request.keys[first // unit] if first // unit < len(request.keys) else None
         written = {lease.segment.group.index: lease.segment for lease in request.writing}
@@ -173,8 +163,9 @@ class Writer:
 
     def accept(self, segment: CacheSegment, request: Request) -> None:
         """The tokens of a segment are no drafts any more."""
-        if segment.entity.committed < segment.entity.end:
-            self.book.fire_lease(self.lease_of(segment, request), "accept_tokens", to=segment.entity.end)
+        lease, end = self.lease_of(segment, request), segment.token_range[1]
+        if self.book.lease_allows(lease, "accept_tokens", to=end):
+            self.book.fire_lease(lease, "accept_tokens", to=end)
 
     def let_go_before(self, request: Request, position: int) -> None:
         """Lets go of what computing on from a grid position does not need; it stays cached."""

@@ -7,11 +7,10 @@ waits there; whoever began it waits until every task waits or has ended, so that
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
-import torch
 from torch import Tensor
 
 from hybridkv_ref.allocator.media import Description, HostMemory, MediumError
@@ -119,11 +118,9 @@ class GatedMemory(HostMemory):
 class GatedPipelines(Pipelines):
     """Pipelines that count their tasks at the gate."""
 
-    def __init__(self, device: torch.device, gate: Gate) -> None:
-        super().__init__(device, 1, 1)
+    def __init__(self, gate: Gate) -> None:
+        super().__init__(io=WORKERS, cpu=1)
         self.gate = gate
-        self.pools["io"].shutdown()
-        self.pools["io"] = ThreadPoolExecutor(WORKERS, thread_name_prefix="hybridkv-io")
 
     def submit(self, actor: str, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> "Future[R]":
         """Runs work on an actor's pipeline."""

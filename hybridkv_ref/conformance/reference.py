@@ -94,7 +94,7 @@ class ReferenceEngine(AllocatorEvents):
             observer=self,
         )
         self.cache.pipelines.close()
-        self.cache.pipelines = self.cache.tiers.pipelines = GatedPipelines(self.cache.book.device, self.gate)
+        self.cache.pipelines = self.cache.tiers.pipelines = GatedPipelines(self.gate)
         self.watch_index()
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class ReferenceEngine(AllocatorEvents):
             held += [0] * (at + 1 - len(held))
             held[at] = self.number(segment)
         plan = lease.plan
-        return Lookup(req, plan.frontier, lease.request.matched, blocks, limiting=list(plan.limiting))
+        return Lookup(req, plan.frontier, lease.matched, blocks, limiting=list(plan.limiting))
 
     def schedule(self, req: str, count: int, new: Sequence[int], drafts: int) -> bool:
         """See ``Engine``."""
