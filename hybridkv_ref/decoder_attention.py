@@ -15,7 +15,6 @@ from hybridkv_ref.decoder_state import Rows, RunningState
 from hybridkv_ref.decoder_weights import Attention, Compressor, Indexer
 from hybridkv_ref.kernels import _pages
 from hybridkv_ref.kernels._lse import Lse
-from hybridkv_ref.kernels.compress_pool_quant import compress_pool_quant
 from hybridkv_ref.kernels.gather_dequant import gather_dequant
 from hybridkv_ref.kernels.index_build import index_build
 from hybridkv_ref.kernels.indexer_logits import indexer_logits
@@ -107,7 +106,7 @@ class AttentionLayer:
         if len(made):
             first = made * folded.ratio
             pooled = first[:, None] + torch.arange(-folded.halo, folded.ratio)
-            compress_pool_quant(
+            state.pool(folded.tail)(
                 tail.arena, tail.slots(pooled.clamp(min=-1)), first, weights.norm,
                 self.rotary, target.slots(made), target.arena, tail.page, target.page, folded.halo,
             )  # fmt: skip

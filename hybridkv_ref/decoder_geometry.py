@@ -151,7 +151,8 @@ def small_model(sizes: Sizes, spec: Path = SPEC_DIR) -> models.Model:
         else:
             halo = ratio if group.halo else 0
             dim = (sizes.index_dim if group.dtype_of == "index" else sizes.head_dim) * branches(halo)
-            changes |= {"ratio": ratio, "halo": halo, "row_bytes": 16 * dim, "ring_rows": None}
+            changes |= {"ratio": ratio, "halo": halo, "row_bytes": 16 * dim}
+            changes["ring_rows"] = ratio + halo + sizes.max_step
         groups.append(msgspec.structs.replace(group, **changes))
     ids = tuple(i for i, layer in enumerate(sizes.layers) if layer == "recurrent")
     if ids:

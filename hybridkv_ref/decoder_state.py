@@ -6,7 +6,7 @@ The interface is narrow, so that an allocator can stand in: ``RunningState.rows(
 written, so that whatever reads a row which nobody made or restored shows it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hybridkv_ref.decoder_geometry import Sizes, Stored
 from hybridkv_ref.kernels import _pages
+from hybridkv_ref.kernels.compress_pool_quant import compress_pool_quant
 from hybridkv_ref.kernels.copy_blocks import copy_blocks
 from hybridkv_ref.layouts import Page
 
@@ -85,16 +86,13 @@ class RunningState(Protocol):
     def rows(self, layer: int, group: str) -> Rows:
         """The rows of ``group`` in ``layer``."""
 
+    def pool(self, tail: str) -> Callable[..., Tensor]:
+        """The operation of ``kernels/`` by which rows of this tail become entries."""
+
     def begins(self, layer: int) -> int:
         """The first position that a layer knows: a window has no row before it (a truncated window, where some query
         would see one), a recurrent layer computes nothing before it and finds its state there.
         """
-
-    def begin_at(self, layer: int, position: int) -> None:
-        """A layer knows nothing before ``position``."""
-
-    def slide(self, position: int) -> None:
-        """No query before ``position`` comes any more: what only such queries see may go."""
 
 
 class PrivateState:
@@ -116,6 +114,10 @@ class PrivateState:
     def rows(self, layer: int, group: str) -> Rows:
         """The rows of ``group`` in ``layer``."""
         return self._rows[layer, group]
+
+    def pool(self, tail: str) -> Callable[..., Tensor]:
+        """``compress_pool_quant``."""
+        return compress_pool_quant
 
     def begins(self, layer: int) -> int:
         """The first position that a layer knows."""

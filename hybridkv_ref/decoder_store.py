@@ -17,7 +17,7 @@ import torch
 
 from hybridkv_ref.decoder import Decoder
 from hybridkv_ref.decoder_geometry import Descriptor
-from hybridkv_ref.decoder_state import POISON, Rows, RunningState, copy_rows, poisoned
+from hybridkv_ref.decoder_state import POISON, PrivateState, Rows, copy_rows, poisoned
 from hybridkv_ref.layouts import Page
 
 
@@ -41,7 +41,7 @@ class Ref(NamedTuple):
 class Store(Protocol):
     """What a session asks of memory: a state to run in, and the objects that are shared."""
 
-    def running(self) -> RunningState:
+    def running(self) -> PrivateState:
         """An empty state for one request."""
 
     def find(self, layer: int, group: str, key: Key, reader: Descriptor) -> Ref | None:
@@ -95,7 +95,7 @@ class MemoryStore:
             slots = [Slot() for _ in range(count + 1)]
             self._pools[item.layer, item.group] = _Pool(page, poisoned(page, count + 1), slots)
 
-    def running(self) -> RunningState:
+    def running(self) -> PrivateState:
         """An empty state for one request."""
         return self._decoder.state()
 

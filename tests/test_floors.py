@@ -148,6 +148,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "allocator.environment",
         "allocator.eviction",
         "allocator.geometry",
+        "allocator.handoffs",
         "allocator.hits",
         "allocator.index",
         "allocator.ledger",
@@ -177,6 +178,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "decoder": (
         "decoder",
+        "decoder_allocator",
         "decoder_attention",
         "decoder_demo",
         "decoder_geometry",
@@ -184,6 +186,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "decoder_plan",
         "decoder_recurrent",
         "decoder_reuse",
+        "decoder_segments",
         "decoder_session",
         "decoder_state",
         "decoder_store",

@@ -76,9 +76,9 @@ def unserved(groups: Sequence[GroupGeometry], device: str) -> str | None:
     """
     for group in groups:
         role = group.page.layout.role
-        if (role == "state") != (ROLES[group.group.shape] == "state") or (role == "index") > (
-            group.group.dtype_of == "index"
-        ):
+        # A state of one row is read and written as one vector: any layout will do that has it.
+        fits = group.whole or (role == "state") == (ROLES[group.group.shape] == "state")
+        if not fits or (role == "index") > (group.group.dtype_of == "index"):
             return f"group {group.name}: layout {group.page.layout.id} stores no {group.group.shape}"
         vectors = {field.vector for field in group.page.layout.fields}
         needed = {"kv", "score"} if role == "state" else {"kv"}
@@ -89,7 +89,7 @@ def unserved(groups: Sequence[GroupGeometry], device: str) -> str | None:
             return f"group {group.name}: layout {group.page.layout.id} has fp64 fields, which run on the CPU only"
         if device != "cpu" and role == "kv" and group.page.dim > MOST_COLUMNS:
             return f"group {group.name}: {group.page.dim} columns, the kernel holds {MOST_COLUMNS} at most"
-    attended = [g for g in groups if g.page.layout.role == "kv"]
+    attended = [g for g in groups if g.page.layout.role == "kv" and not g.whole]
     for one, other in itertools.combinations(attended, 2):
         if one.page.dim != other.page.dim and _share_a_layer(one, other):
             sizes = f"{one.page.dim} and {other.page.dim}"

@@ -31,6 +31,7 @@ from hybridkv_ref.allocator.book import Book
 from hybridkv_ref.allocator.environment import Environment
 from hybridkv_ref.allocator.eviction import Evictor
 from hybridkv_ref.allocator.geometry import Geometry
+from hybridkv_ref.allocator.handoffs import Handoffs
 from hybridkv_ref.allocator.hits import Hits
 from hybridkv_ref.allocator.index import Tokens
 from hybridkv_ref.allocator.ledger import Ledger, Observer
@@ -121,6 +122,7 @@ class HeterogeneousAllocator(Environment):
         self.book = Book(self.ledger, geometry, self.caps, device, poison)
         self.evictor = Evictor(self.book, geometry.policy)
         self.writer = Writer(self.book, self.evictor)
+        self.handoffs = Handoffs(self.book, self.evictor)
         finder = Finder([g.recovery for g in geometry.groups], dict(ahead or {}), spec)
         self.hits = Hits(self.book, self.evictor, finder, replay)
         self.requests = Requests(self.book, dict(ahead or {}))
@@ -229,6 +231,16 @@ class HeterogeneousAllocator(Environment):
     def commit(self, segment: CacheSegment, *, request: Request) -> None:
         """The segment is complete: it can be found, and its writer keeps it until it finishes."""
         self.writer.commit(segment, request)
+
+    def confirm(self, request: Request, tokens: Any, *, salt: bytes = b"") -> None:
+        """The request's tokens so far, beyond its prompt: they are no drafts, and what they end can be found.
+
+        ``salt``: that of the match.
+        """
+        known = as_tokens(tokens, self.max_tokens)
+        if len(known) > request.accepted:
+            self.ledger.step(request.records, "confirm", lambda lane: {"to": len(known)})
+            request.keys.extend(self.keys(known, salt)[len(request.keys) :])
 
     def extend(self, request: Request, upto: int, fill: Fill | None = None) -> list[CacheSegment]:
         """Computes on to ``upto`` within one grid unit: every group is written and committed, or none."""

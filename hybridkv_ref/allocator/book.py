@@ -42,7 +42,7 @@ class Book:
                 slots = sum(caps[kind] for kind in kinds) // group.page.stride
                 self.arenas[group.page] = Arena(group.page, slots, device, poison)
         self.make_segment = [
-            ledger.maker(ledger.lane_of[g.name], "segment", g.kind, group=g.index, **self._stored_keys(g))
+            ledger.maker(ledger.lane_of[g.name], "segment", g.kind, group=g.cache, **self._stored_keys(g))
             for g in geometry.groups
         ]
         self.spare: list[list[CacheSegment]] = [[] for _ in geometry.groups]
@@ -198,6 +198,7 @@ class Book:
                 self.arena(segment.group).give(segment.slots)
                 self.index.drop(segment)
                 segment.slots = segment.key = segment.stored = None
+                segment.ring = 0
                 self.on_empty(segment)
                 self.spare[at].append(segment)
                 self.ledger.changed.notify_all()

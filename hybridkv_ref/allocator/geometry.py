@@ -30,10 +30,12 @@ class GroupGeometry:
 
     ``exact``: each segment holds what resuming at one position needs; it is written at ``every`` grid position, or
     only at the last one of a prompt.  ``whole``: it is one state, however many tokens it sums up.  Sizes are bytes of
-    all layers, counts of blocks and rows are per layer.
+    all layers, counts of blocks and rows are per layer.  ``cache``: the index of the group that a tail feeds, of any
+    other group its own: folds stay within it.
     """
 
     index: int
+    cache: int
     group: Group
     recovery: CacheGroup
     page: Page
@@ -176,10 +178,11 @@ def build(
     exact = {kind: need.exact for kind, need in entries(spec)[1].items()}
     policy = policy or load_policy(exact, spec)
     made = []
+    at = {group.name: index for index, group in enumerate(model.groups)}
     for index, group in enumerate(model.groups):
         page = (pages or {}).get(group.name) or default_page(group, formats)
         on_grid = own[group.name]
         on_grid = cache_group(group.name, group.kind, unit, on_grid.params, spec)
         every = policy.kinds[group.kind].snapshots == "every"
-        made.append(GroupGeometry(index, group, on_grid, page, unit, every))
+        made.append(GroupGeometry(index, at.get(group.feeds or "", index), group, on_grid, page, unit, every))
     return Geometry(model, tuple(made), unit, policy)

@@ -82,6 +82,7 @@ class Ledger:
         self.pool = made[0].pool
         self.store = only_store(tables)
         self.ids: dict[tuple[str, str], str] = {}
+        self.handoffs = {(e.row, e.kinds["src"], e.kinds["dst"]): e.id for e in tables.events if "src" in e.kinds}
         for event in tables.events:
             kinds = set(event.kinds.values())
             mine = kinds - {self.store} or kinds
@@ -164,6 +165,13 @@ class Ledger:
         found = self.ids.get((kind, row))
         if found is None:
             raise InputError(f"{kind}:{row}: the tables have no such row, so it is illegal")
+        return found
+
+    def handoff_id(self, row: str, src: str, dst: str) -> str:
+        """The event of a handoff from one kind to another; InputError where the tables have none."""
+        found = self.handoffs.get((row, src, dst))
+        if found is None:
+            raise InputError(f"{src}>{dst}:{row}: the tables have no such row, so it is illegal")
         return found
 
     def fire(

@@ -92,7 +92,7 @@ class Objects:
             if spare:
                 return spare.pop()
             return self.ledger.maker(
-                self.lane, "segment", self.ledger.store, medium=medium, parts=parts, group=group.index
+                self.lane, "segment", self.ledger.store, medium=medium, parts=parts, group=group.cache
             )()
 
     def rest(self, group: GroupGeometry, entity: Any) -> None:

@@ -44,7 +44,8 @@ class CacheSegment:
     """One group's range of whole blocks on the device.
 
     ``slots``: int64 [layers, blocks], the block table; None while it holds no memory.  ``key``: the prefix that it
-    belongs to, None if it is not to be found.  ``stored``: its durable copy.
+    belongs to, None if it is not to be found.  ``stored``: its durable copy.  ``ring``: the row of position p lies at p
+    mod ring; 0: rows lie in order from the start on.
     """
 
     group: GroupGeometry
@@ -53,6 +54,7 @@ class CacheSegment:
     key: bytes | None = None
     stored: StoredObject | None = None
     last_accessed: int = 0
+    ring: int = 0
 
     @property
     def kind(self) -> str:

@@ -215,7 +215,7 @@ class _Subjects:
 
     def __init__(self, allocator: HeterogeneousAllocator) -> None:
         self.ledger = ledger = allocator.ledger
-        self.lane_of = {g.index: ledger.lane_of[g.name].index for g in allocator.geometry.groups}
+        self.lane_of = {id(s.entity): ledger.lane_of[s.group.name].index for s in allocator.book.segments}
         self.requests = {
             id(record): lane.index
             for request in allocator.requests.running.values()
@@ -241,7 +241,7 @@ class _Subjects:
         else:
             segments = (e for e in by_role.values() if e.cls == "segment" and e.kind != self.ledger.store)
             first = next(segments, None)
-            lane = 0 if first is None else self.lane_of[first.group]
+            lane = 0 if first is None else self.lane_of[id(first)]
         kinds = tuple((role, by_role[role].kind) for role in roles if CLASS_OF[role] == "segment")
         self.found.setdefault((scope, kinds), []).append((lane, tuple(by_role[role] for role in roles)))
 

@@ -54,7 +54,7 @@ class Requests:
             if self.ledger.lane_of[group.name] is lane:
                 given = {
                     "uses": True,
-                    "group": group.index,
+                    "group": group.cache,
                     "abi": abi[group.index],
                     "ahead": self.ahead.get(group.name, 0),
                 }

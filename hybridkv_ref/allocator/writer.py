@@ -43,8 +43,12 @@ class Writer:
         request: Request,
         until: int = FOREVER,
         key: bytes | None = None,
+        ring: int = 0,
     ) -> CacheSegment:
-        """Memory for [lo, hi) of one group, to be written by ``request``; Refused with the guard and its values."""
+        """Memory for [lo, hi) of one group, to be written by ``request``; Refused with the guard and its values.
+
+        ``ring``: memory for so many rows instead, which the segment's range moves through.
+        """
         lo, hi = token_range
         if not 0 <= lo < hi:
             raise InputError(f"allocate:token_range: expected 0 <= start < end, got {token_range}")
@@ -55,7 +59,7 @@ class Writer:
         try:
             while True:
                 try:
-                    self.book.grant(segment, token_range, "admit", entities, **about)
+                    self.book.grant(segment, (0, ring) if ring else token_range, "admit", entities, **about)
                     break
                 except Refused as refused:
                     if not self.evictor.make_room(self.ledger.pressure(refused), None):
@@ -65,7 +69,7 @@ class Writer:
                 self.book.spare[group.index].append(segment)
                 self.book.close_lease(lease)
             raise
-        segment.key = key
+        segment.key, segment.ring = key, ring
         self.book.tick(segment)
         request.writing.append(lease)
         return segment
