@@ -89,7 +89,9 @@ def unserved(groups: Sequence[GroupGeometry], device: str) -> str | None:
             return f"group {group.name}: layout {group.page.layout.id} has fp64 fields, which run on the CPU only"
         if device != "cpu" and role == "kv" and group.page.dim > MOST_COLUMNS:
             return f"group {group.name}: {group.page.dim} columns, the kernel holds {MOST_COLUMNS} at most"
-    attended = [g for g in groups if g.page.layout.role == "kv" and not g.whole]
+    attended = [
+        g for g in groups if g.page.layout.role == "kv" and not g.whole and g.group.dtype_of != "index"
+    ]  # index keys are scored, states are read whole: neither has an output of its own to merge
     for one, other in itertools.combinations(attended, 2):
         if one.page.dim != other.page.dim and _share_a_layer(one, other):
             sizes = f"{one.page.dim} and {other.page.dim}"
