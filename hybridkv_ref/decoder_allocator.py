@@ -4,14 +4,13 @@ What is reused is what ``match``, ``pin``, ``validate`` and ``read`` say; nothin
 states, which go on being written.  Hits end on the allocator's grid, the least common multiple of all groups' blocks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from hybridkv_ref.allocator import Geometry, HeterogeneousAllocator, build
+from hybridkv_ref.allocator import Geometry, HeterogeneousAllocator, build, size_caps
 from hybridkv_ref.decoder import Decoder
 from hybridkv_ref.decoder_segments import Segments
 from hybridkv_ref.errors import InputError
@@ -25,6 +24,17 @@ def geometry_of(decoder: Decoder, policy: Policy | None = None, spec: Path = SPE
     return build(decoder.model, pages=pages, policy=policy, spec=spec)
 
 
+def pool_bytes(decoder: Decoder, geometry: Geometry) -> int:
+    """Device bytes that let one request of full length run, whatever it finds cached.
+
+    Besides what the allocator's gate counts: the tails that go on, and a recurrent state for every token of a step.
+    """
+    gate = sum(size_caps(geometry, decoder.sizes.reach).values())
+    rings = sum(g.size(0, g.group.ring_rows or 0) for g in geometry.groups if g.group.shape == "ring")
+    states = sum(g.size(0, 1) for g in geometry.groups if g.whole) * (decoder.sizes.max_step + 1)
+    return gate + rings + states
+
+
 class AllocatedSession:
     """A request over ``tokens`` (its prompt).
 
@@ -35,7 +45,6 @@ class AllocatedSession:
         self.decoder, self.allocator, self.tokens = decoder, allocator, tuple(tokens)
         found = allocator.match(self.tokens, salt=decoder.identity.encode())
         self.lease, self.request = allocator.pin(found), found.request
-        self.verdicts = list(self.lease.verdicts)
         while self.lease.tokens and not allocator.validate(self.lease)[-1].accepted:
             self.lease = allocator.retry(self.lease)
         if self.lease.tokens:

@@ -28,7 +28,7 @@ class Session:
         self, planner: Planner, store: Store, tokens: Sequence[int], want: Want | None = None, keep_every: int = 1
     ) -> None:
         self.planner, self.store, self.want, self.keep_every = planner, store, want or Want(), keep_every
-        self.tokens = tuple(tokens)
+        self.decoder, self.tokens = planner.decoder, tuple(tokens)
         while True:  # an object that was found may have gone before it was read
             self.match: Match = planner.find(store, self.tokens, self.want)
             self.state = store.running()

@@ -131,7 +131,7 @@ def wrong(token: int, vocab: int) -> int:
 
 def serve(session: Session, request: Request, known: Truth) -> torch.Tensor:
     """Runs a request; the logits [n, vocab] of its committed tokens, from the session's first position on."""
-    sizes, made = session.planner.decoder.sizes, []
+    sizes, made = session.decoder.sizes, []
     for number, (computed, accepted) in enumerate(steps(request, session.position, len(known.tokens))):
         at = session.position
         right = known.tokens[at : at + accepted]

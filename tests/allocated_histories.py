@@ -1,0 +1,123 @@
+"""Histories of requests on the decoder in the allocator: the same requests as on the plain store, and its checks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from decoder_histories import TOLERANCE, Event, Evict, Request, Restore, Truth, differences, serve, truth
+from decoder_histories import planner as planner_of
+
+from hybridkv_ref.allocator import CacheSegment, HeterogeneousAllocator
+from hybridkv_ref.allocator.lockstep import keep_all
+from hybridkv_ref.allocator.refinement import Shadow
+from hybridkv_ref.allocator.refinement import differences as faults
+from hybridkv_ref.decoder import Decoder
+from hybridkv_ref.decoder_allocator import AllocatedSession, geometry_of, pool_bytes
+from hybridkv_ref.decoder_geometry import Layouts, Sizes
+from hybridkv_ref.decoder_reuse import Planner
+from hybridkv_ref.decoder_state import Rows, row_bytes
+from hybridkv_ref.loader import load_tables
+
+TABLES = load_tables()
+
+
+@dataclass
+class Memory:
+    """An allocator for one decoder, watched by a second machine."""
+
+    plan: Planner
+    allocator: HeterogeneousAllocator
+    shadow: Shadow
+
+    @property
+    def decoder(self) -> Decoder:
+        return self.plan.decoder
+
+    def session(self, tokens: Sequence[int]) -> AllocatedSession:
+        """A request."""
+        return AllocatedSession(self.decoder, self.allocator, tokens)
+
+    def faults(self) -> list[str]:
+        """Rows, memory and records that differ from the tables."""
+        return [*self.shadow.faults, *faults(self.allocator)]
+
+
+def memory(sizes: Sizes, requests: float = 8, layouts: Layouts | None = None, **options: Any) -> Memory:
+    """Memory for so many requests of full length at once, and a host tier for the rest."""
+    plan = planner_of(sizes, layouts=layouts)
+    geometry, shadow = geometry_of(plan.decoder, keep_all()), Shadow(TABLES)
+    given = {"tables": TABLES, "host_bytes": 1 << 22, "observer": shadow} | options
+    allocator = HeterogeneousAllocator(geometry, int(pool_bytes(plan.decoder, geometry) * requests), **given)
+    shadow.attach(allocator.ledger.lanes, allocator.ledger.made)
+    return Memory(plan, allocator, shadow)
+
+
+def wrong_bytes(here: Memory, known: Sequence[Truth]) -> list[str]:
+    """Segments that can be found whose bytes differ from those of the run from scratch."""
+    found = {}
+    for one in known:
+        keys = here.allocator.keys(torch.tensor(one.tokens).numpy(), here.decoder.identity.encode())
+        for key in keys:
+            node = here.allocator.book.index.nodes.get(key)
+            for segment in [] if node is None else node.segments:
+                if segment is not None and not same(here, segment, one):
+                    found[repr(segment)] = None
+    return list(found)
+
+
+def same(here: Memory, segment: CacheSegment, known: Truth) -> bool:
+    """Whether every layer's rows are those of the run from scratch."""
+    group, (lo, hi) = segment.group, segment.token_range
+    if segment.slots is None:
+        return False
+    count, first = group.rows(lo, hi), hi - 1 if group.whole else group.rows(0, lo)
+    arena = here.allocator.book.arena(group).bytes
+    for layer, slots in zip(group.group.layer_ids or (), torch.from_numpy(segment.slots).int(), strict=True):
+        stored = row_bytes(Rows(arena, group.page, slots[None]), range(count))
+        expected = row_bytes(known.state.rows(layer, group.name), range(first, first + count))
+        if here.decoder.sizes.fixed_order:
+            equal = torch.equal(stored, expected)
+        else:
+            equal = torch.allclose(stored.view(torch.float64), expected.view(torch.float64), rtol=0, atol=TOLERANCE)
+        if not equal:
+            return False
+    return True
+
+
+@dataclass
+class Played:
+    """What a history came to; lists are per request.  ``restored``: segments that came back from the host."""
+
+    worst: float = 0.0
+    compared: list[int] = field(default_factory=list)
+    hits: list[int] = field(default_factory=list)
+    restored: int = 0
+
+
+def play(here: Memory, texts: Sequence[tuple[int, ...]], history: Sequence[Event]) -> Played:
+    """Runs a history."""
+    known, played = [truth(here.plan, text) for text in texts], Played()
+    for event in history:
+        match event:
+            case Request():
+                text = known[event.text % len(known)]
+                session = here.session(text.tokens[: event.prompt])
+                apart = differences(session, serve(session, event, text), text)
+                session.finish() if event.abort is None else session.abort()
+                played.worst = max(played.worst, apart.max().item()) if len(apart) else played.worst
+                played.compared.append(len(apart))
+                played.hits.append(session.hit.r)
+            case Evict():
+                for segment in here.allocator.segments()[event.first :: event.stride]:
+                    if event.spill:
+                        here.allocator.evictor.evict(segment)
+                    else:
+                        here.allocator.deallocate(segment)
+            case Restore():
+                for one in known:
+                    loads = here.allocator.prefetch(
+                        torch.tensor(one.tokens).numpy(), salt=here.decoder.identity.encode()
+                    )
+                    played.restored += sum(load.result(60) for load in loads)
+    return played
