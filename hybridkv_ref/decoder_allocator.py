@@ -24,15 +24,21 @@ def geometry_of(decoder: Decoder, policy: Policy | None = None, spec: Path = SPE
     return build(decoder.model, pages=pages, policy=policy, spec=spec)
 
 
-def pool_bytes(decoder: Decoder, geometry: Geometry) -> int:
-    """Device bytes that let one request of full length run, whatever it finds cached.
+def pool_bytes(decoder: Decoder, geometry: Geometry, length: int) -> int:
+    """Device bytes that let one request of ``length`` tokens run, whatever it finds cached.
 
     Besides what the allocator's gate counts: the tails that go on, and a recurrent state for every token of a step.
     """
-    gate = sum(size_caps(geometry, decoder.sizes.reach).values())
+    gate = sum(size_caps(geometry, length).values())
     rings = sum(g.size(0, g.group.ring_rows or 0) for g in geometry.groups if g.group.shape == "ring")
     states = sum(g.size(0, 1) for g in geometry.groups if g.whole) * (decoder.sizes.max_step + 1)
     return gate + rings + states
+
+
+def prefetch(decoder: Decoder, allocator: HeterogeneousAllocator, tokens: Sequence[int]) -> int:
+    """Brings back the durable copies that a longer hit of these tokens needs; how many came."""
+    loads = allocator.prefetch(tokens, salt=decoder.identity.encode())
+    return sum(load.result() for load in loads)
 
 
 class AllocatedSession:

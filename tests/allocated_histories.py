@@ -13,7 +13,7 @@ from hybridkv_ref.allocator.lockstep import keep_all
 from hybridkv_ref.allocator.refinement import Shadow
 from hybridkv_ref.allocator.refinement import differences as faults
 from hybridkv_ref.decoder import Decoder
-from hybridkv_ref.decoder_allocator import AllocatedSession, geometry_of, pool_bytes
+from hybridkv_ref.decoder_allocator import AllocatedSession, geometry_of, pool_bytes, prefetch
 from hybridkv_ref.decoder_geometry import Layouts, Sizes
 from hybridkv_ref.decoder_reuse import Planner
 from hybridkv_ref.decoder_state import Rows, row_bytes
@@ -43,12 +43,12 @@ class Memory:
         return [*self.shadow.faults, *faults(self.allocator)]
 
 
-def memory(sizes: Sizes, requests: float = 8, layouts: Layouts | None = None, **options: Any) -> Memory:
-    """Memory for so many requests of full length at once, and a host tier for the rest."""
+def memory(sizes: Sizes, length: int, requests: int, layouts: Layouts | None = None, **options: Any) -> Memory:
+    """Memory for so many requests of ``length`` tokens at once, and a host tier for the rest."""
     plan = planner_of(sizes, layouts=layouts)
     geometry, shadow = geometry_of(plan.decoder, keep_all()), Shadow(TABLES)
     given = {"tables": TABLES, "host_bytes": 1 << 22, "observer": shadow} | options
-    allocator = HeterogeneousAllocator(geometry, int(pool_bytes(plan.decoder, geometry) * requests), **given)
+    allocator = HeterogeneousAllocator(geometry, pool_bytes(plan.decoder, geometry, length) * requests, **given)
     shadow.attach(allocator.ledger.lanes, allocator.ledger.made)
     return Memory(plan, allocator, shadow)
 
@@ -96,13 +96,15 @@ class Played:
 
 
 def play(here: Memory, texts: Sequence[tuple[int, ...]], history: Sequence[Event]) -> Played:
-    """Runs a history."""
-    known, played = [truth(here.plan, text) for text in texts], Played()
+    """Runs a history; the request after a ``Restore`` asks for its durable copies first."""
+    known, played, restore = [truth(here.plan, text) for text in texts], Played(), False
     for event in history:
         match event:
             case Request():
                 text = known[event.text % len(known)]
-                session = here.session(text.tokens[: event.prompt])
+                prompt = text.tokens[: event.prompt]
+                played.restored += prefetch(here.decoder, here.allocator, prompt) if restore else 0
+                session, restore = here.session(prompt), False
                 apart = differences(session, serve(session, event, text), text)
                 session.finish() if event.abort is None else session.abort()
                 played.worst = max(played.worst, apart.max().item()) if len(apart) else played.worst
@@ -115,9 +117,5 @@ def play(here: Memory, texts: Sequence[tuple[int, ...]], history: Sequence[Event
                     else:
                         here.allocator.deallocate(segment)
             case Restore():
-                for one in known:
-                    loads = here.allocator.prefetch(
-                        torch.tensor(one.tokens).numpy(), salt=here.decoder.identity.encode()
-                    )
-                    played.restored += sum(load.result(60) for load in loads)
+                restore = True
     return played
