@@ -44,14 +44,17 @@ def prefetch(decoder: Decoder, allocator: HeterogeneousAllocator, tokens: Sequen
 class AllocatedSession:
     """A request over ``tokens`` (its prompt).
 
-    ``hit``: what is reused; ``lease``: with the verdicts on it.  ``position``: tokens committed.
+    ``hit``: what is reused; ``lease``: with the verdicts on it; ``refusals``: of longer hits, why not.  ``position``:
+    tokens committed.  ``exact_from``: logits from here on equal those of a run from scratch.
     """
 
     def __init__(self, decoder: Decoder, allocator: HeterogeneousAllocator, tokens: Sequence[int]) -> None:
         self.decoder, self.allocator, self.tokens = decoder, allocator, tuple(tokens)
         found = allocator.match(self.tokens, salt=decoder.identity.encode())
         self.lease, self.request = allocator.pin(found), found.request
+        self.refusals: list[str] = []
         while self.lease.tokens and not allocator.validate(self.lease)[-1].accepted:
+            self.refusals += [str(verdict) for verdict in self.lease.verdicts if verdict.asked and not verdict.accepted]
             self.lease = allocator.retry(self.lease)
         if self.lease.tokens:
             allocator.read(self.lease)

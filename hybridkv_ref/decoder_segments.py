@@ -263,8 +263,7 @@ class Segments:
 
     def _layers(self, group: GroupGeometry, segment: CacheSegment) -> list[Rows]:
         """A segment's own rows, per layer."""
-        slots = torch.from_numpy(segment.slots).int()
-        return [Rows(self._arena(group), group.page, table[None], segment.ring) for table in slots]
+        return [Rows(self._arena(group), group.page, table[None], segment.ring) for table in slots_of(segment)]
 
     def _empty(self, group: GroupGeometry) -> Tensor:
         """int32 [layers, blocks] that reach as far as a request may, every block missing."""
@@ -275,9 +274,9 @@ class Segments:
         table = self._empty(group)
         for lease in self._leases():
             segment = lease.segment
-            if segment.group is group and segment.slots is not None:
-                first = group.blocks(0, segment.token_range[0])
-                table[:, first : first + segment.slots.shape[1]] = torch.from_numpy(segment.slots)
+            if segment.group is group:
+                first, slots = group.blocks(0, segment.token_range[0]), slots_of(segment)
+                table[:, first : first + slots.shape[1]] = slots
         return [Rows(self._arena(group), group.page, one[None].contiguous()) for one in table]
 
     def _state_tables(self, group: GroupGeometry, at: int) -> list[Rows]:
@@ -287,5 +286,12 @@ class Segments:
         states = {self.position: running, **drafts} if drafts else {at: running, running.token_range[1]: running}
         for end, segment in states.items():
             if end:
-                table[:, end - 1] = torch.from_numpy(segment.slots[:, 0])
+                table[:, end - 1] = slots_of(segment)[:, 0]
         return [Rows(self._arena(group), group.page, one[None].contiguous()) for one in table]
+
+
+def slots_of(segment: CacheSegment) -> Tensor:
+    """int32 [layers, blocks]; none of a segment that holds no memory."""
+    if segment.slots is None:
+        return torch.zeros(segment.group.layers, 0, dtype=torch.int32)
+    return torch.from_numpy(segment.slots).int()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +19,7 @@ from hybridkv_ref.decoder_geometry import Layouts, Sizes
 from hybridkv_ref.decoder_reuse import Planner
 from hybridkv_ref.decoder_state import Rows, row_bytes
 from hybridkv_ref.loader import load_tables
-
-TABLES = load_tables()
+from hybridkv_ref.paths import SPEC_DIR
 
 
 @dataclass
@@ -43,11 +43,16 @@ class Memory:
         return [*self.shadow.faults, *faults(self.allocator)]
 
 
-def memory(sizes: Sizes, length: int, requests: int, layouts: Layouts | None = None, **options: Any) -> Memory:
-    """Memory for so many requests of ``length`` tokens at once, and a host tier for the rest."""
-    plan = planner_of(sizes, layouts=layouts)
-    geometry, shadow = geometry_of(plan.decoder, keep_all()), Shadow(TABLES)
-    given = {"tables": TABLES, "host_bytes": 1 << 22, "observer": shadow} | options
+def memory(
+    sizes: Sizes, length: int, requests: int, layouts: Layouts | None = None, spec: Path = SPEC_DIR, **options: Any
+) -> Memory:
+    """Memory for so many requests of ``length`` tokens at once, and a host tier for the rest, by the rules of ``spec``.
+
+    The second machine goes by the same rules.
+    """
+    plan, tables = planner_of(sizes, layouts=layouts), load_tables(spec)
+    geometry, shadow = geometry_of(plan.decoder, keep_all(), spec), Shadow(tables)
+    given: dict[str, Any] = {"spec": spec, "tables": tables, "host_bytes": 1 << 22, "observer": shadow} | options
     allocator = HeterogeneousAllocator(geometry, pool_bytes(plan.decoder, geometry, length) * requests, **given)
     shadow.attach(allocator.ledger.lanes, allocator.ledger.made)
     return Memory(plan, allocator, shadow)
@@ -55,7 +60,7 @@ def memory(sizes: Sizes, length: int, requests: int, layouts: Layouts | None = N
 
 def wrong_bytes(here: Memory, known: Sequence[Truth]) -> list[str]:
     """Segments that can be found whose bytes differ from those of the run from scratch."""
-    found = {}
+    found: dict[str, None] = {}
     for one in known:
         keys = here.allocator.keys(torch.tensor(one.tokens).numpy(), here.decoder.identity.encode())
         for key in keys:

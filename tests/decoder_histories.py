@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from hybridkv_ref.decoder import Decoder
+from hybridkv_ref.decoder_allocator import AllocatedSession
 from hybridkv_ref.decoder_geometry import Layouts, Sizes
 from hybridkv_ref.decoder_reuse import Planner, Want
 from hybridkv_ref.decoder_session import Session
@@ -129,7 +130,7 @@ def wrong(token: int, vocab: int) -> int:
     return (token + 1) % vocab
 
 
-def serve(session: Session, request: Request, known: Truth) -> torch.Tensor:
+def serve(session: Session | AllocatedSession, request: Request, known: Truth) -> torch.Tensor:
     """Runs a request; the logits [n, vocab] of its committed tokens, from the session's first position on."""
     sizes, made = session.decoder.sizes, []
     for number, (computed, accepted) in enumerate(steps(request, session.position, len(known.tokens))):
@@ -144,7 +145,7 @@ def serve(session: Session, request: Request, known: Truth) -> torch.Tensor:
     return torch.cat(made) if made else known.logits[:0]
 
 
-def differences(session: Session, logits: torch.Tensor, known: Truth) -> torch.Tensor:
+def differences(session: Session | AllocatedSession, logits: torch.Tensor, known: Truth) -> torch.Tensor:
     """[n, vocab] from scratch of the logits that are claimed to be exact, perhaps none; NaN counts as infinite."""
     if session.exact_from is None:
         return known.logits[:0]

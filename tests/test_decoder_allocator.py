@@ -2,18 +2,29 @@
 is rows of the tables.
 """
 
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
-from allocated_histories import memory, play, wrong_bytes
+import torch
+from allocated_histories import Memory, memory, play, wrong_bytes
 from decoder_histories import FP8, QUANTISED, TOLERANCE, Event, Request, Restore, sequence, truth
+from helpers import copy_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_decoder import COARSE, FINE, LENGTH, OTHER_ORDER, evictions, requests
 
+from hybridkv_ref.decoder_allocator import AllocatedSession
 from hybridkv_ref.decoder_geometry import Layouts, Sizes
+from hybridkv_ref.errors import InputError
+from hybridkv_ref.kernels import compress_pool_quant as pooling
+from hybridkv_ref.machine import Refused
 
+A, B = sequence(FINE, 1, LENGTH), sequence(FINE, 2, LENGTH)
 events = requests(modes=("full",)) | requests(modes=("full",)) | evictions | st.builds(Restore, stride=st.just(1))
 
 
@@ -53,7 +64,6 @@ def test_the_histories_are_not_vacuous(tmp_path: Path) -> None:
     """Under pressure segments go to the host and to files and come back; hits are read, drafts are folded and refused,
     and every handoff between two segments fires.
     """
-    a, b = sequence(FINE, 1, LENGTH), sequence(FINE, 2, LENGTH)
     drafts = ((5, 2), (5, 5), (3, 0), (6, 1))
     history: list[Event] = [
         Request(0, 33, (8,), drafts), Request(1, 38, (7,)), Restore(1), Request(0, 40, (3,)), Restore(1),
@@ -61,15 +71,174 @@ def test_the_histories_are_not_vacuous(tmp_path: Path) -> None:
     ]  # fmt: skip
     here = memory(FINE, LENGTH, 1, host_bytes=1 << 14, store=str(tmp_path), store_bytes=1 << 22)
     with here.allocator:
-        played = play(here, (a, b), history)
+        played = play(here, (A, B), history)
         assert played.worst == 0.0
         assert played.hits[:2] == [0, 0]
         assert min(played.hits[2:]) > 0
         assert played.restored > 0
         assert {stored.medium for stored in here.allocator.tiers.objects} == {"HOST", "DISK"}
-        assert wrong_bytes(here, [truth(here.plan, text) for text in (a, b)]) == []
+        assert wrong_bytes(here, [truth(here.plan, text) for text in (A, B)]) == []
         fired = {event.partition("[")[0].rpartition(".")[2] for event in here.shadow.counts}
         assert {"clone_end", "reopen", "fold_end", "unfold", "reject_drafts", "accept_tokens"} <= fired
         assert {"spill_end", "restore_part", "publish", "free", "dispatch", "complete"} <= fired
         here.allocator.drain()
         assert here.faults() == []
+
+
+# ---- Requests side by side -------------------------------------------------------------------------------------------
+
+
+def prefill(session: AllocatedSession, upto: int) -> torch.Tensor:
+    """Logits of the prompt up to ``upto``, in steps of 5."""
+    made = []
+    while session.position < upto:
+        made.append(session.prefill(min(5, upto - session.position)))
+    return torch.cat(made)
+
+
+def test_requests_side_by_side() -> None:
+    """A, B, A: the first writes on after the second has taken memory and finished; a third reads what both wrote."""
+    here = memory(FINE, LENGTH, 2)
+    known = truth(here.plan, A).logits
+    with here.allocator:
+        first, second = here.session(A), here.session(B)
+        halves = [prefill(first, 21)]
+        assert torch.equal(prefill(second, 30), truth(here.plan, B).logits[:30])
+        second.finish()
+        assert torch.equal(torch.cat([*halves, prefill(first, LENGTH)]), known)
+        third = here.session(A)
+        assert third.hit.r == 40
+        assert torch.equal(prefill(third, LENGTH), known[40:])
+        first.abort()
+        third.finish()
+        here.allocator.drain()
+        assert here.faults() == []
+
+
+def test_a_request_that_does_not_fit_is_aborted_whole() -> None:
+    """Two requests where memory is for one: the second is refused by a cap, and nothing of it stays."""
+    here = memory(FINE, LENGTH, 1, host_bytes=0)
+    with here.allocator:
+        first = here.session(A)
+        prefill(first, LENGTH)
+        with pytest.raises(Refused, match="gpu_used"):
+            prefill(here.session(B), LENGTH)
+        assert len(here.allocator.requests.running) == 1
+        assert here.faults() == []
+
+
+def test_tokens_of_the_prompt_are_not_refused() -> None:
+    here = memory(FINE, LENGTH, 1)
+    with here.allocator:
+        session = here.session(A[:10])
+        session.compute(A[:5])
+        with pytest.raises(InputError, match="0 of 5 computed tokens, 5 of them confirmed"):
+            session.commit(0)
+        with pytest.raises(InputError, match="5 tokens wait to be committed"):
+            session.compute(A[5:7])
+
+
+# ---- The tables decide -----------------------------------------------------------------------------------------------
+
+
+def test_the_kernel_of_a_fold_runs_between_its_rows() -> None:
+    """While rows are pooled the tables show tail and entries in the middle of a fold."""
+    here, seen = memory(FINE, LENGTH, 1), []
+    pool = pooling.compress_pool_quant
+
+    def watched(*arguments: Any) -> torch.Tensor:
+        made = [s for s in here.allocator.segments() if s.kind == "uncompressed_tail" and s.stage == "FOLDING"]
+        seen.append(len(made))
+        return pool(*arguments)
+
+    with here.allocator, mock.patch.object(pooling, "compress_pool_quant", watched):
+        prefill(here.session(A), 16)
+    # CSA and its indexer fold at 4, 8, 12, 16, HCA at 8 and 16.
+    assert seen == [2, 2, 3, 3, 3, 2, 2, 3, 3, 3]
+
+
+def test_another_kernel_in_the_table_is_what_runs(tmp_path: Path) -> None:
+    spec = copy_spec(tmp_path)
+    edit(spec / "protocols/handoffs.toml", 'kernel = "compress_pool_quant"', 'kernel = "no_such_operation"')
+    here = memory(FINE, LENGTH, 1, spec=spec)
+    with here.allocator, pytest.raises(InputError, match="there is no operation 'no_such_operation'"):
+        prefill(here.session(A), 8)
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    """Changes one place of a table."""
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
+NEEDS = {
+    "no window rows": ("swa_window", r'lo = "max\(0, s - \(window - 1\)\)"', 'lo = "s"'),
+    "entries but for the last grid unit": ("compressed_kv", r'hi = ".*"', 'hi = "max(0, floor_to(F, ratio) - 8)"'),
+    "keys but for the last grid unit": ("indexer_state", r'hi = ".*"', 'hi = "max(0, floor_to(F, ratio) - 8)"'),
+}
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_a_wrong_need_shows_in_the_logits(name: str, tmp_path: Path) -> None:
+    """With another entry in recovery.toml, the hit that every layer of the validation accepts gives other logits."""
+    kind, old, new = NEEDS[name]
+    spec = copy_spec(tmp_path)
+    path = spec / "recovery.toml"
+    before, entry, after = path.read_text().partition(f"[need.{kind}]\n")
+    path.write_text(before + entry + re.sub(old, new, after, count=1))
+    for changed, here in ((False, memory(FINE, LENGTH, 4)), (True, memory(FINE, LENGTH, 4, spec=spec))):
+        with here.allocator:
+            played = play(here, (A,), [Request(0, 33), Request(0, LENGTH)])
+            assert played.hits == [0, 32]
+            assert (played.worst > 1e-3) == changed
+
+
+def test_a_tail_without_halo_is_refused_by_its_own_table(tmp_path: Path) -> None:
+    spec = copy_spec(tmp_path)
+    edit(spec / "recovery.toml", 'lo = "max(0, floor_to(F, ratio) - halo)"', 'lo = "floor_to(F, ratio)"')
+    here = memory(FINE, LENGTH, 4, spec=spec)
+    with here.allocator, pytest.raises(Refused, match="HKV-TAIL-001"):
+        play(here, (A,), [Request(0, 33), Request(0, LENGTH)])
+
+
+def interrupted(here: Memory) -> tuple[AllocatedSession, torch.Tensor]:
+    """Between the match and the pin of a request over A, A's windows go and B takes their records and slots."""
+    pin: Callable[..., Any] = here.allocator.pin
+
+    def late(hit: Any) -> Any:
+        here.allocator.pin = pin  # type: ignore[method-assign]
+        windows = [segment for segment in here.allocator.segments() if segment.kind == "swa_window"]
+        for segment in sorted(windows, key=lambda s: s.token_range, reverse=True):
+            here.allocator.deallocate(segment)
+        serve_all(here, B)
+        return pin(hit)
+
+    serve_all(here, A)
+    here.allocator.pin = late  # type: ignore[method-assign]
+    session = here.session(A)
+    return session, prefill(session, LENGTH)
+
+
+def serve_all(here: Memory, text: tuple[int, ...]) -> None:
+    """One request, computed and finished."""
+    session = here.session(text)
+    prefill(session, LENGTH)
+    session.finish()
+
+
+def test_without_the_generation_in_the_table_another_prefix_is_read(tmp_path: Path) -> None:
+    """L1 refuses segments that were written anew since the match; without that guard B's bytes are read for A's."""
+    here = memory(FINE, LENGTH, 4, host_bytes=0)
+    with here.allocator:
+        session, logits = interrupted(here)
+        assert session.hit.r == 0
+        assert any("lease.seen == generation" in refused for refused in session.refusals)
+        assert torch.equal(logits, truth(here.plan, A).logits)
+    spec = copy_spec(tmp_path)
+    edit(spec / "protocols/prefix_hit.toml", '"lease.seen == generation", ', "")
+    here = memory(FINE, LENGTH, 4, spec=spec, host_bytes=0)
+    with here.allocator:
+        session, logits = interrupted(here)
+        assert session.hit.r == 40
+        assert (logits - truth(here.plan, A).logits[40:]).abs().max() > 1e-3
