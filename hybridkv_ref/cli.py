@@ -95,7 +95,9 @@ def parser() -> argparse.ArgumentParser:
 
     sub = command("demo", commands.cmd_demo)
     sub.add_argument("--requests", type=int, default=8, help="how many to serve")
-    sub.add_argument("--capacity", type=int, default=40, metavar="N", help="objects per layer and group on the device")
+    sub.add_argument(
+        "--capacity", type=int, default=1, metavar="N", help="requests of full length whose state fits the device"
+    )
     sub.add_argument("--seed", type=int, default=0)
     sub.add_argument("--json", action="store_true", help="print JSON, a line per request")
 

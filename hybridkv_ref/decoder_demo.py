@@ -1,31 +1,33 @@
 """A short service on the small decoder: requests that share prefixes, too little memory, and a proof per request.
 
-Every request is run twice: over the store, reusing what is there, and from scratch.  The report says what was matched,
-what could be resumed, which rows were read, who limited it, and by how much the logits differ.
+Every request is run twice: in the reference allocator, reusing what is there, and from scratch.  The report says what
+was matched, what the four layers of the validation said, which rows were read, who limited it, what came back from a
+tier, and by how much the logits differ.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import torch
 
+from hybridkv_ref.allocator import HeterogeneousAllocator
+from hybridkv_ref.allocator.lockstep import keep_all
 from hybridkv_ref.decoder import Decoder
+from hybridkv_ref.decoder_allocator import AllocatedSession, geometry_of, pool_bytes, prefetch
 from hybridkv_ref.decoder_geometry import Sizes
-from hybridkv_ref.decoder_reuse import Planner, Want
-from hybridkv_ref.decoder_session import Session
-from hybridkv_ref.decoder_store import MemoryStore
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.paths import SPEC_DIR
-from hybridkv_ref.recovery import from_model
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
     """One request.  Positions and lengths are tokens; ``reads``: rows [lo, hi) per group, by token position.
 
-    ``restored``: objects brought back from the host for it.  ``difference``: the largest of any logit from the run
-    without cache; ``equal``: none differs in any bit.
+    ``verdicts``: of the four layers of the validation; ``refusals``: of longer hits that were tried before.
+    ``restored``: durable copies brought back for it.  ``difference``: the largest of any logit from the run without
+    cache; ``equal``: none differs in any bit.
     """
 
     number: int
@@ -34,6 +36,8 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     matched: int
     start: int
     frontier: int
+    verdicts: tuple[str, ...]
+    refusals: tuple[str, ...]
     reads: tuple[str, ...]
     limiting: tuple[str, ...]
     restored: int
@@ -62,24 +66,26 @@ class Conversation:
         return prompt
 
 
-def bring_back(store: MemoryStore, tokens: Sequence[int]) -> int:
-    """Restores the host's objects of these tokens; how many came."""
-    prompt = tuple(tokens)
-    wanted = [place for place in store.spilled() if place[2].tokens == prompt[: len(place[2].tokens)]]
-    return sum(store.restore(*place) for place in wanted)
-
-
 def run(requests: int, capacity: int, seed: int, spec: Path = SPEC_DIR) -> Iterator[Served]:
-    """Serves ``requests`` requests over a store of ``capacity`` objects per layer and group, by the rules of ``spec``.
+    """Serves ``requests`` requests in memory for ``capacity`` requests of full length, by the tables of ``spec``.
 
-    InputError for fewer than 1 of either.
+    What has to make way goes to as much host memory, and from there to files that are removed at the end.  InputError
+    for fewer than 1 of either.
     """
     for name, value in (("requests", requests), ("capacity", capacity)):
         if value < 1:
             raise InputError(f"demo:{name}: expected at least 1, got {value}")
-    decoder = Decoder(Sizes(), seed)
-    planner = Planner(decoder, from_model(decoder.model, spec))
-    return serve(planner, MemoryStore(decoder, capacity, spill=True), requests, seed)
+    return _in_tiers(Decoder(Sizes(), seed), requests, capacity, seed, spec)
+
+
+def _in_tiers(decoder: Decoder, requests: int, capacity: int, seed: int, spec: Path) -> Iterator[Served]:
+    geometry = geometry_of(decoder, keep_all(), spec)
+    room = pool_bytes(decoder, geometry, decoder.sizes.reach) * capacity
+    with (
+        TemporaryDirectory() as folder,
+        HeterogeneousAllocator(geometry, room, host_bytes=room, store=folder, store_bytes=1 << 30, spec=spec) as pools,
+    ):
+        yield from serve(decoder, pools, requests, seed)
 
 
 def describe(served: Served) -> str:
@@ -88,41 +94,48 @@ def describe(served: Served) -> str:
     lines = [
         f"request {served.number}: {served.prompt} tokens of prompt, {served.generated} generated",
         f"  hit       {served.matched} matched, {served.start} reused, {computed} computed",
+        *(f"  refused   {refusal}" for refusal in served.refusals),
+        f"  validate  {', '.join(served.verdicts) or 'nothing to validate'}",
         f"  plan      read {', '.join(served.reads) or 'nothing'}",
     ]
     if served.limiting:
         lines.append(f"  limit     {', '.join(served.limiting)}")
     if served.restored:
-        lines.append(f"  restored  {served.restored} objects from the host")
+        lines.append(f"  restored  {served.restored} segments from host memory or files")
     verdict = "equal, bit for bit" if served.equal else f"DIFFER by {served.difference:.3g}"
     return "\n".join([*lines, f"  logits    against a run without cache: {verdict}"])
 
 
-def serve(planner: Planner, store: MemoryStore, requests: int, seed: int, generate: int = 5) -> Iterator[Served]:
+def serve(
+    decoder: Decoder, allocator: HeterogeneousAllocator, requests: int, seed: int, generate: int = 5
+) -> Iterator[Served]:
     """Serves requests one after the other; yields what happened."""
-    sizes = planner.decoder.sizes
+    sizes = decoder.sizes
     texts, chunks = Conversation(seed, sizes.vocab, sizes.reach), random.Random(seed)
     for number in range(1, requests + 1):
         prompt = texts.next_prompt()
-        restored = bring_back(store, prompt)
-        session = Session(planner, store, prompt, Want(alignment=1))
+        restored = prefetch(decoder, allocator, prompt)
+        session = AllocatedSession(decoder, allocator, prompt)
         logits = []
         while session.position < len(prompt):
             logits.append(session.prefill(min(chunks.randint(1, sizes.max_step), len(prompt) - session.position)))
         for _ in range(generate):
             logits.append(session.compute([int(logits[-1][-1].argmax())]))
             session.commit(1)
-        found = torch.cat(logits)
-        expected = planner.decoder.from_scratch(session.tokens[: session.position])[0][session.hit.r :]
+        session.finish()
+        found, hit = torch.cat(logits), session.hit
+        expected = decoder.from_scratch(session.tokens[: session.position])[0][hit.r :]
         yield Served(
             number=number,
             prompt=len(prompt),
             generated=generate,
-            matched=session.match.matched,
-            start=session.hit.r,
-            frontier=session.hit.frontier,
-            reads=tuple(f"{read.group} [{read.lo}, {read.hi})" for read in session.hit.reads),
-            limiting=session.hit.limiting,
+            matched=session.lease.matched,
+            start=hit.r,
+            frontier=hit.frontier,
+            verdicts=tuple(map(str, session.lease.verdicts)),
+            refusals=tuple(session.refusals),
+            reads=tuple(f"{read.group} [{read.lo}, {read.hi})" for read in hit.reads),
+            limiting=hit.limiting,
             restored=restored,
             difference=(found - expected).abs().max().item(),
             equal=torch.equal(found, expected),

@@ -5,8 +5,9 @@ weights, the grade and every token up to its end.  Its slot has a generation tha
 another object, and its writer's descriptor.  An object is found only when its bytes are complete.  Slot 0 is the null
 slot.
 
-``Store`` is what a session asks of it; ``MemoryStore`` is the plain form, with byte arenas, a host tier and the least
-recently used object as the one that goes.
+``Store`` is what a session asks of it; ``MemoryStore`` is the plain form, with byte arenas and the least recently used
+object as the one that goes.  It has no grid, so a hit may end at any position: what ``recovery.toml`` says is measured
+here for every one of them.  On the reference allocator, whose tables say more, runs ``decoder_allocator``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -74,19 +75,13 @@ class _Pool:
     arena: torch.Tensor
     slots: list[Slot] = field(default_factory=list)
     by_key: dict[Key, int] = field(default_factory=dict)
-    host: dict[Key, tuple[torch.Tensor, Descriptor]] = field(default_factory=dict)
 
 
 class MemoryStore:
-    """Byte arenas, one per layer and group, of ``capacity`` objects each (a group that ``capacities`` names: its own).
+    """Byte arenas, one per layer and group, of ``capacity`` objects each; ``capacities``: of single groups."""
 
-    ``spill``: an object that has to go for another one goes to the host.
-    """
-
-    def __init__(
-        self, decoder: Decoder, capacity: int, capacities: Mapping[str, int] | None = None, spill: bool = False
-    ) -> None:
-        self._decoder, self._clock, self._spill = decoder, 0, spill
+    def __init__(self, decoder: Decoder, capacity: int, capacities: Mapping[str, int] | None = None) -> None:
+        self._decoder, self._clock = decoder, 0
         self._pools: dict[tuple[int, str], _Pool] = {}
         for item in decoder.stored:
             count = (capacities or {}).get(item.group, capacity)
@@ -129,7 +124,7 @@ class MemoryStore:
             if not quiet:
                 return None
             free = [min(quiet, key=lambda number: pool.slots[number].used)]
-            self._evict(pool, free[0], self._spill)
+            self._evict(pool, free[0])
         slot = pool.slots[free[0]]
         slot.key, slot.writer, slot.ready = key, writer, False
         slot.generation += 1
@@ -146,34 +141,15 @@ class MemoryStore:
         for (layer, group), pool in self._pools.items():
             yield from ((layer, group, key) for key, number in pool.by_key.items() if pool.slots[number].ready)
 
-    def evict(self, layer: int, group: str, key: Key, spill: bool = False) -> None:
-        """Frees an object's slot; ``spill``: its bytes and its writer's descriptor go to the host first."""
+    def evict(self, layer: int, group: str, key: Key) -> None:
+        """Frees an object's slot."""
         pool = self._pools[layer, group]
-        self._evict(pool, pool.by_key[key], spill)
-
-    def restore(self, layer: int, group: str, key: Key) -> bool:
-        """Brings an object back from the host; False if it is not there, or the device has it or no room for it."""
-        pool = self._pools[layer, group]
-        if key not in pool.host:
-            return False
-        stored, writer = pool.host[key]
-        ref = self.begin(layer, group, key, writer)
-        if ref is None:
-            return False
-        pool.arena[ref.slot] = stored
-        self.finish(ref)
-        return True
-
-    def spilled(self) -> list[tuple[int, str, Key]]:
-        """What the host holds: layer, group, key."""
-        return [(layer, group, key) for (layer, group), pool in self._pools.items() for key in pool.host]
+        self._evict(pool, pool.by_key[key])
 
     @staticmethod
-    def _evict(pool: _Pool, number: int, spill: bool) -> None:
+    def _evict(pool: _Pool, number: int) -> None:
         slot = pool.slots[number]
         if slot.key is not None:
-            if spill and slot.writer is not None:
-                pool.host[slot.key] = (pool.arena[number].clone(), slot.writer)
             del pool.by_key[slot.key]
         slot.key, slot.writer, slot.ready = None, None, False
         slot.generation += 1

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from decoder_histories import TOLERANCE, Event, Evict, Request, Restore, Truth, differences, serve, truth
+from decoder_histories import TOLERANCE, Evict, Request, Truth, differences, serve, truth
 from decoder_histories import planner as planner_of
 
 from hybridkv_ref.allocator import CacheSegment, HeterogeneousAllocator
@@ -20,6 +20,18 @@ from hybridkv_ref.decoder_reuse import Planner
 from hybridkv_ref.decoder_state import Rows, row_bytes
 from hybridkv_ref.loader import load_tables
 from hybridkv_ref.paths import SPEC_DIR
+
+
+class Spill(Evict):
+    """Goes, like what a cap makes go: after a durable copy."""
+
+
+@dataclass(frozen=True)
+class Restore:
+    """The next request asks for its durable copies first."""
+
+
+Event = Request | Evict | Restore
 
 
 @dataclass
@@ -101,7 +113,7 @@ class Played:
 
 
 def play(here: Memory, texts: Sequence[tuple[int, ...]], history: Sequence[Event]) -> Played:
-    """Runs a history; the request after a ``Restore`` asks for its durable copies first."""
+    """Runs a history."""
     known, played, restore = [truth(here.plan, text) for text in texts], Played(), False
     for event in history:
         match event:
@@ -117,7 +129,7 @@ def play(here: Memory, texts: Sequence[tuple[int, ...]], history: Sequence[Event
                 played.hits.append(session.hit.r)
             case Evict():
                 for segment in here.allocator.segments()[event.first :: event.stride]:
-                    if event.spill:
+                    if isinstance(event, Spill):
                         here.allocator.evictor.evict(segment)
                     else:
                         here.allocator.deallocate(segment)

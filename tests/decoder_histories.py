@@ -1,6 +1,6 @@
 """Histories of requests on the small decoder, and what they are measured against: runs from scratch.
 
-A history is data: requests with their chunks, drafts and aborts, evictions, spills and restores.  ``play`` runs one and
+A history is data: requests with their chunks, drafts and aborts, and evictions.  ``play`` runs one and
 compares every logit that is claimed to be exact, and every byte that is cached, with the run from scratch.
 """
 
@@ -94,21 +94,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Evict:
-    """Every ``stride``-th object from ``first`` on goes, by the order in which they came; ``spill``: to the host."""
+    """Every ``stride``-th object from ``first`` on goes, by the order in which they came."""
 
     first: int
     stride: int
-    spill: bool = False
 
 
-@dataclass(frozen=True)
-class Restore:
-    """Every ``stride``-th object of the host comes back."""
-
-    stride: int
-
-
-Event = Request | Evict | Restore
+Event = Request | Evict
 
 
 def steps(request: Request, start: int, length: int) -> Iterator[tuple[int, int]]:
@@ -221,8 +213,5 @@ def play(plan: Planner, texts: Sequence[tuple[int, ...]], history: Sequence[Even
                 hits.append(session.hit.r)
             case Evict():
                 for layer, name, key in list(store.objects())[event.first :: event.stride]:
-                    store.evict(layer, name, key, event.spill)
-            case Restore():
-                for layer, name, key in store.spilled()[:: event.stride]:
-                    store.restore(layer, name, key)
+                    store.evict(layer, name, key)
     return Played(worst, compared, wrong_bytes(plan, store, known), hits)

@@ -10,7 +10,6 @@ from decoder_histories import (
     Event,
     Evict,
     Request,
-    Restore,
     planner,
     play,
     sequence,
@@ -56,8 +55,8 @@ def requests(draw: st.DrawFn, modes: tuple[Mode, ...] = ANY_MODE) -> Request:
     )
 
 
-evictions = st.builds(Evict, first=st.integers(0, 40), stride=st.integers(1, 9), spill=st.booleans())
-events = requests() | requests() | evictions | st.builds(Restore, stride=st.integers(1, 3))
+evictions = st.builds(Evict, first=st.integers(0, 40), stride=st.integers(1, 9))
+events = requests() | requests() | evictions
 
 
 def check(sizes: Sizes, shared: int, history: list[Event], capacity: int, layouts: Layouts | None = None) -> None:

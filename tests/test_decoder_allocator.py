@@ -11,8 +11,8 @@ from unittest import mock
 import msgspec
 import pytest
 import torch
-from allocated_histories import Memory, memory, play, wrong_bytes
-from decoder_histories import FP8, QUANTISED, TOLERANCE, Event, Request, Restore, sequence, truth
+from allocated_histories import Event, Memory, Restore, Spill, memory, play, wrong_bytes
+from decoder_histories import FP8, QUANTISED, TOLERANCE, Request, sequence, truth
 from helpers import copy_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +25,8 @@ from hybridkv_ref.kernels import compress_pool_quant as pooling
 from hybridkv_ref.machine import Refused
 
 A, B = sequence(FINE, 1, LENGTH), sequence(FINE, 2, LENGTH)
-events = requests(modes=("full",)) | requests(modes=("full",)) | evictions | st.builds(Restore, stride=st.just(1))
+spills = st.builds(Spill, first=st.integers(0, 40), stride=st.integers(1, 9))
+events = requests(modes=("full",)) | requests(modes=("full",)) | evictions | spills | st.just(Restore())
 
 
 def check(sizes: Sizes, shared: int, history: list[Event], room: int, layouts: Layouts | None = None) -> None:
@@ -66,7 +67,7 @@ def test_the_histories_are_not_vacuous(tmp_path: Path) -> None:
     """
     drafts = ((5, 2), (5, 5), (3, 0), (6, 1))
     history: list[Event] = [
-        Request(0, 33, (8,), drafts), Request(1, 38, (7,)), Restore(1), Request(0, 40, (3,)), Restore(1),
+        Request(0, 33, (8,), drafts), Request(1, 38, (7,)), Restore(), Request(0, 40, (3,)), Restore(),
         Request(1, 40, (3,)),
     ]  # fmt: skip
     here = memory(FINE, LENGTH, 1, host_bytes=1 << 14, store=str(tmp_path), store_bytes=1 << 22)
