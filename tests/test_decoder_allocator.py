@@ -54,6 +54,19 @@ def test_any_history(sizes: Sizes, fixed_order: bool, shared: int, history: list
     check(msgspec.structs.replace(sizes, fixed_order=fixed_order), shared, history, room)
 
 
+@pytest.mark.deep
+@pytest.mark.parametrize("fixed_order", [True, False])
+@pytest.mark.parametrize("sizes", [FINE, COARSE, OTHER_ORDER], ids=["fine", "coarse", "other order"])
+@given(
+    shared=st.integers(0, LENGTH),
+    history=st.lists(events, min_size=2, max_size=9),
+    room=st.integers(1, 4),
+)
+@settings(max_examples=100)
+def test_any_history_deep(sizes: Sizes, fixed_order: bool, shared: int, history: list[Event], room: int) -> None:
+    check(msgspec.structs.replace(sizes, fixed_order=fixed_order), shared, history, room)
+
+
 @given(shared=st.sampled_from((0, 8, 16, 23)), history=st.lists(events, min_size=2, max_size=6))
 @settings(max_examples=7)
 def test_any_history_quantised(shared: int, history: list[Event]) -> None:
