@@ -93,7 +93,7 @@ MUTANTS: dict[str, Mutant] = {
         quiet=True,
     ),
     "keys are a byte long": Mutant(
-        "HKV-KEY-001", keys_of(lambda keys, salt, about: [bytes([k[0] % 4]) for k in keys]), quiet=True
+        "HKV-KEY-001", keys_of(lambda keys, salt, about: [bytes([at % 256]) for at in range(len(keys))]), quiet=True
     ),
     "entries stay when memory goes": Mutant("HKV-ACC-001", swap(PrefixIndex, "drop", keeps_entries)),
     "a newer equal segment takes the entry over": Mutant("HKV-ACC-001", swap(PrefixIndex, "put", replaces_entries)),

@@ -418,6 +418,21 @@ def test_only_the_counters_of_the_tables_are_recalled(found: dict[str, int], tmp
         make(tmp_path)
 
 
+def test_a_counter_that_cannot_be_kept_does_not_move(tmp_path: Path) -> None:
+    """Otherwise a new process would take objects of other weights for its own."""
+    disk = Faulty()
+    allocator = make(media={"DISK": Files(str(tmp_path), disk)}, store_bytes=1_000)
+    disk.fault = "full disk"
+    with pytest.raises(MediumError, match=r"counters\.json: cannot be written"):
+        allocator.system("new_model")
+    assert allocator.ledger.pool.model_epoch == 0
+    disk.fault = ""
+    allocator.system("new_model")
+    assert allocator.ledger.pool.model_epoch == 1
+    allocator.close()
+    assert make(tmp_path).ledger.pool.model_epoch == 1
+
+
 def test_of_two_media_the_larger_counter_counts(tmp_path: Path) -> None:
     """One of them missed the last change."""
     epochs = {"DISK": 5, "OBJECT": 3}
@@ -433,7 +448,14 @@ def test_a_file_of_something_else_is_no_object_of_parts(tmp_path: Path) -> None:
     files = Files(str(tmp_path))
     (tmp_path / "other.safetensors").write_bytes(save({"weights": torch.zeros(3)}))
     (tmp_path / "list.safetensors").write_bytes((2).to_bytes(8, "little") + b"[]")
-    for name, reason in (("other", "no part 'p0'"), ("list", "torn")):
+    (tmp_path / "floats.safetensors").write_bytes(save({"p0": torch.zeros(3, dtype=torch.bfloat16)}))
+    for name, text in {
+        "number": '{"__metadata__": 5}',
+        "empty": '{"x": {"data_offsets": []}, "__metadata__": {}}',
+    }.items():
+        (tmp_path / f"{name}.safetensors").write_bytes(len(text).to_bytes(8, "little") + text.encode())
+    wrong = {"other": "no part 'p0'", "list": "torn", "floats": "no bytes", "number": "torn", "empty": "torn"}
+    for name, reason in wrong.items():
         with pytest.raises(MediumError, match=reason):
             files.read(name)
     assert list(files.objects_now()) == []

@@ -260,8 +260,6 @@ def _to(stage: str, allocator: HeterogeneousAllocator) -> Any:
     if stage == "dispatched":
         steps = allocator.dispatch(lease)
         threading.Timer(0.05, lambda: allocator.complete(steps)).start()
-    if stage == "spilling":
-        allocator.spill(lease.segments[0])
     if stage == "preempted":
         allocator.read(lease)
         allocator.ledger.step(request.records, "preempt")
@@ -271,12 +269,31 @@ def _to(stage: str, allocator: HeterogeneousAllocator) -> Any:
 ALL_STAGES = (*STAGES, "refused", "validated", "reading", "writing", "dispatched", "spilling", "preempted")
 
 
+class Held(Files):
+    """Files whose writes wait until they are let through."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.opened = threading.Event()
+
+    def write(self, name: str, parts: Any, about: Any) -> None:
+        assert self.opened.wait(30)
+        super().write(name, parts, about)
+
+
 def cancelled(folder: Path) -> tuple[int, str]:
     for stage in ALL_STAGES:
-        allocator = make(folder / stage, shadow=True)
+        disk = Held(str(folder / stage))
+        allocator = make(media={"DISK": disk}, store_bytes=100_000, shadow=True)
         cold(allocator, TOKENS)
+        if stage != "spilling":  # in which what is read is copied until its reader is gone
+            disk.opened.set()
+            idle(allocator)
         request = _to(stage, allocator)
+        if stage == "spilling":
+            assert not {lease.segment for lease in request.hits}.isdisjoint(allocator.tiers.spills)
         allocator.abort(request)
+        disk.opened.set()
         idle(allocator)
         assert request.stage == "IDLE", stage
         assert all(s.ref_count == 0 for s in allocator.segments()), stage
@@ -303,9 +320,8 @@ FAULTS: dict[str, Callable[[Path], tuple[int, str]]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_loses_nothing_and_makes_nothing_wrong(fault: str, tmp_path: Path) -> None:
-    injected, outcome = FAULTS[fault](tmp_path)
+    injected, _ = FAULTS[fault](tmp_path)
     assert injected > 0
-    assert outcome
 
 
 @pytest.mark.deep

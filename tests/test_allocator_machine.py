@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from allocator_tools import TABLES, check, check_bytes, filler, make, prompt
+from allocator_tools import check, check_bytes, filler, make, prompt
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
@@ -235,7 +235,3 @@ TestHistories.settings = settings(max_examples=10, stateful_step_count=20, deadl
 @pytest.mark.deep
 def test_long_histories() -> None:
     run_state_machine_as_test(Histories, settings=settings(max_examples=400, stateful_step_count=60, deadline=None))
-
-
-def test_the_tables_are_those_that_are_proved() -> None:
-    assert TABLES.sha256

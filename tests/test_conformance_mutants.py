@@ -7,11 +7,12 @@ from conformance_mutants import MUTANTS, REPORT
 from conformance_planting import PARAMETERS, PROFILE, Mutant, hunt
 
 from hybridkv_ref.conformance.capabilities import load_suite
-from hybridkv_ref.conformance.engine import Evict, Load, Store, Transfer
+from hybridkv_ref.conformance.engine import Abort, Begin, Evict, Load, Schedule, Store, Transfer
 from hybridkv_ref.conformance.lockstep import Lockstep, full_header
 from hybridkv_ref.conformance.machine import ALL, prompt
 from hybridkv_ref.conformance.reference import ReferenceEngine
 from hybridkv_ref.conformance.run import conform
+from hybridkv_ref.events import Lookup
 from hybridkv_ref.rules import load_rules
 
 
@@ -97,6 +98,23 @@ def test_a_load_of_what_was_computed_meanwhile_is_given_up() -> None:
     while run.do(Transfer()):
         pass
     assert any(engine.idle(group) for group in engine.geometry.groups)
+    run.rest()
+    assert [str(one.refusal) for one in run.refused] == []
+    engine.close()
+
+
+def test_what_a_step_reads_stays_in_the_index() -> None:
+    """The request that read it is gone, its step runs on: the segment can go only after that, so nobody may mark it."""
+    engine = ReferenceEngine()
+    run = Lockstep(engine, full_header(engine))
+    tokens = prompt((0, 1), 1, run.chunk)
+    run.serve(tokens)
+    assert run.do(Begin("reader", tokens))
+    assert run.do(Schedule("reader", 1))
+    assert run.do(Abort("reader"))
+    assert run.do(Evict("", ALL))
+    assert run.do(Begin("next", tokens))
+    assert [event.matched for event in run.events if isinstance(event, Lookup)][-1] == 2 * run.chunk
     run.rest()
     assert [str(one.refusal) for one in run.refused] == []
     engine.close()

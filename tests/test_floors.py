@@ -156,6 +156,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "allocator.media",
         "allocator.objects",
         "allocator.pipelines",
+        "allocator.prefetch",
         "allocator.rebuild",
         "allocator.records",
         "allocator.refinement",

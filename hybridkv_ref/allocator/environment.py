@@ -28,14 +28,18 @@ class Environment:
     first_bytes: int
 
     def system(self, row: str) -> None:
-        """A row that is of no entity: new weights, a new index encoding, a pool that moves."""
+        """A row that is of no entity: new weights, a new index encoding, a pool that moves.
+
+        Media keep the counters before it fires.  MediumError, and it has not fired, if one cannot; a new process takes
+        the largest, and passes over what was written before.
+        """
         event = self.ledger.event_id("system", row)
         with self.ledger.atomic(event):
-            self.ledger.fire(self.ledger.lanes[0], event)
-            pool = self.ledger.pool
-            counters = {name: getattr(pool, attribute(name)) for name in self.counters}
+            after, _ = self.ledger.rehearse(self.ledger.lanes[0], [(event, ())])
+            counters = {name: getattr(after, attribute(name)) for name in self.counters}
             for medium in self.tiers.media.values():
                 medium.remember(counters)
+            self.ledger.fire(self.ledger.lanes[0], event)
 
     @property
     def counters(self) -> list[str]:

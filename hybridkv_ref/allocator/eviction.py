@@ -11,6 +11,7 @@ from collections.abc import Callable, Container
 from hybridkv_ref.allocator.book import Book
 from hybridkv_ref.allocator.geometry import GroupGeometry
 from hybridkv_ref.allocator.records import CacheSegment
+from hybridkv_ref.expr import refs
 from hybridkv_ref.lanes import DEVICE
 from hybridkv_ref.machine import Refused
 from hybridkv_ref.policy import Policy
@@ -41,7 +42,7 @@ class Evictor:
         """Whether nobody holds a segment of this group: what the row that frees asks for besides the stage."""
         event = self.ledger.tables.event(self.ledger.event_id(group.kind, "free"))
         world = self.ledger.lane_of[group.name].world
-        asked = [g.expr for g in event.guards if not g.place.endswith("from")]
+        asked = [g.expr for g in event.guards if all(ref.name != "stage" for ref in refs(g.expr))]
         return lambda segment: all(world.machine.predicate(e, event.scope)(world.pool, segment.entity) for e in asked)
 
     def enter(self, segment: CacheSegment) -> None:

@@ -115,8 +115,8 @@ class Ledger:
             self.pressed[event.id] = pressure(self.tables, event)
         return self.pressed[event.id][event.guards.index(refused.guard)]
 
-    def rehearse(self, lane: Lane, entity: Entity, steps: Sequence[Step], **inputs: int | str) -> Any:
-        """What ``entity`` would be after these rows: they fire on copies of the pool and of all that takes part.
+    def rehearse(self, lane: Lane, steps: Sequence[Step], **inputs: int | str) -> tuple[Any, Mapping[int, Any]]:
+        """The pool and, by identity, all that takes part as they would be after these rows, which fire on copies.
 
         ``inputs`` are those of the last row.  Refused where one would be; nothing has changed in any case.
         """
@@ -136,7 +136,7 @@ class Ledger:
             for index, (event_id, entities) in enumerate(steps, 1):
                 last = inputs if index == len(steps) else {}
                 world.fire(event_id, *(twins[id(one)] for one in entities), **last)
-            return twins[id(entity)]
+            return world.pool, twins
 
     def maker(self, lane: Lane, cls: str, kind: str = "", **rigid: int | str) -> Callable[[], Any]:
         """Makes entities of a class in their first stage, and remembers them."""

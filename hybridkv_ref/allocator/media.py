@@ -190,6 +190,8 @@ class Files:
             parts = [tensors[f"p{i}"] for i in range(len(tensors))]
         except KeyError as error:
             raise MediumError(f"{self.path(name)}: no part {error}") from None
+        if any(part.dtype != torch.uint8 for part in parts):
+            raise MediumError(f"{self.path(name)}: parts that are no bytes")
         if checksum(parts) != meta.get("checksum"):
             raise MediumError(f"{self.path(name)}: checksum differs")
         return parts
@@ -204,7 +206,7 @@ class Files:
         try:
             _, found = header(io.BytesIO(data))
             return dict(found.get("__metadata__") or {}), load(data)
-        except (SafetensorError, ValueError) as error:
+        except (SafetensorError, ValueError, TypeError) as error:
             raise MediumError(f"{self.path(name)}: torn: {error}") from None
 
     def delete(self, name: str) -> None:
@@ -268,10 +270,10 @@ class Files:
             whole = self.fs.size(path) == 8 + length + max(ends, default=0)
             if meta["schema"] != SCHEMA or not whole or digest(meta["about"]) != meta["described"]:
                 return None
-            about: Description = json.loads(meta["about"])
-        except (OSError, ValueError, KeyError, TypeError):
+            about = json.loads(meta["about"])
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return None
-        return about
+        return about if isinstance(about, dict) else None
 
 
 def metadata(about: Description, checked: str) -> dict[str, str]:

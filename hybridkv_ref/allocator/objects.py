@@ -63,8 +63,8 @@ class Objects:
             stored = self.of.get(id(entity)) if event in self.rewriting else None
             if stored is not None:
                 group = stored.group
-                after = self.ledger.rehearse(self.lane, entity, [(event, (entity,))], **inputs)
-                about = self.describe(after, group, stored.keys, stored.spans)
+                _, after = self.ledger.rehearse(self.lane, [(event, (entity,))], **inputs)
+                about = self.describe(after[id(entity)], group, stored.keys, stored.spans)
                 self.media[stored.medium].redescribe(stored.name, about)
             self.ledger.fire(self.lane, event, entity, settle=None, **inputs)
 
@@ -74,7 +74,7 @@ class Objects:
 
     def rehearse(self, group: GroupGeometry, entity: Any, steps: Sequence[Step]) -> Any:
         """What an object's record would be after rows with segments of a group."""
-        return self.ledger.rehearse(self.ledger.lane_of[group.name], entity, steps)
+        return self.ledger.rehearse(self.ledger.lane_of[group.name], steps)[1][id(entity)]
 
     def hand(
         self, group: GroupGeometry, row: str, src: Any, dst: Any, copy: Any, segment: CacheSegment, **inputs: int
