@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from hybridkv_ref.allocator import CacheSegment, GroupGeometry, HeterogeneousAllocator, Lease, Request
-from hybridkv_ref.allocator.handoffs import Fold, kernel_of
+from hybridkv_ref.allocator.handoffs import Fold
 from hybridkv_ref.decoder import Decoder
 from hybridkv_ref.decoder_state import Rows, copy_rows
 
@@ -60,7 +60,7 @@ class Segments:
         """The operation that the tables name for a fold of this tail."""
         rows = self._allocator.geometry.group(tail)
         event = self._allocator.ledger.handoff_id("fold_begin", rows.kind, self._groups[rows.cache].kind)
-        return kernel_of(self._allocator.ledger.tables, event)
+        return self._allocator.ledger.kernel(event)
 
     # ---- One step ----
 

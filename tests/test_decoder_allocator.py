@@ -22,6 +22,7 @@ from hybridkv_ref.decoder_allocator import AllocatedSession
 from hybridkv_ref.decoder_geometry import Layouts, Sizes
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.kernels import compress_pool_quant as pooling
+from hybridkv_ref.kernels import copy_blocks as copying
 from hybridkv_ref.machine import Refused
 
 A, B = sequence(FINE, 1, LENGTH), sequence(FINE, 2, LENGTH)
@@ -177,6 +178,34 @@ def test_another_kernel_in_the_table_is_what_runs(tmp_path: Path) -> None:
     here = memory(FINE, LENGTH, 1, spec=spec)
     with here.allocator, pytest.raises(InputError, match="there is no operation 'no_such_operation'"):
         prefill(here.session(A), 8)
+
+
+def test_the_kernel_of_a_spill_and_of_a_load_runs_between_their_rows(tmp_path: Path) -> None:
+    """Bytes go to host memory and to files, and back, while the tables show a copy that moves."""
+    copy, moving = copying.copy_blocks, []
+
+    def watched(source: torch.Tensor, target: torch.Tensor, moves: torch.Tensor, unit: int) -> torch.Tensor:
+        moving.append([e.stage for e in here.allocator.ledger.made if e.cls == "copy"].count("MOVING"))
+        return copy(source, target, moves, unit)
+
+    with mock.patch.object(copying, "copy_blocks", watched):
+        here = memory(FINE, LENGTH, 1, host_bytes=1 << 14, store=str(tmp_path), store_bytes=1 << 22)
+        with here.allocator:
+            played = play(here, (A, B), [Request(0, LENGTH), Request(1, LENGTH), Restore(), Request(0, LENGTH)])
+            outcomes = here.allocator.tiers.outcomes
+    assert played.restored
+    assert len(moving) >= outcomes["spilled"] + outcomes["loaded"]
+    assert all(moving)
+
+
+@pytest.mark.parametrize("row", ["spill_begin", "restore_begin"])
+def test_a_copy_without_an_operation_is_refused_before_anything_runs(row: str, tmp_path: Path) -> None:
+    spec = copy_spec(tmp_path)
+    path = spec / "protocols/handoffs.toml"
+    before, entry, after = path.read_text().partition(f"[handoffs.{row}]\n")
+    path.write_text(before + entry + after.replace('kernel = "copy_blocks"', 'kernel = "teleport"', 1))
+    with pytest.raises(InputError, match=f"{row}.*:kernel: there is no operation 'teleport'"):
+        memory(FINE, LENGTH, 1, spec=spec)
 
 
 def edit(path: Path, old: str, new: str) -> None:

@@ -16,7 +16,7 @@ from hybridkv_ref.allocator.abi import describe
 from hybridkv_ref.allocator.arena import Arena, Slots
 from hybridkv_ref.allocator.geometry import Geometry, GroupGeometry
 from hybridkv_ref.allocator.index import PrefixIndex
-from hybridkv_ref.allocator.ledger import Ledger
+from hybridkv_ref.allocator.ledger import Kernel, Ledger
 from hybridkv_ref.allocator.records import CacheSegment, Lease, Request, StatePointer, StoredObject
 from hybridkv_ref.layouts import Page
 from hybridkv_ref.machine import Entity
@@ -240,22 +240,46 @@ class Book:
         move_rows(self.arena(segment.group), segment.slots, first, out, store=False)
         return out
 
-    def read_blocks(self, segment: CacheSegment) -> Tensor:
-        """uint8 [layers * blocks, used bytes of a block], a copy on the host."""
-        arena = self.arena(segment.group)
-        slots = segment.slots if segment.slots is not None else np.zeros(0, dtype=np.int64)
-        return arena.bytes[torch.from_numpy(slots.reshape(-1)), : arena.page.nbytes].cpu()
+    def read_blocks(self, segment: CacheSegment, copy: Kernel) -> Tensor:
+        """uint8 [layers * blocks, used bytes of a block], on the host; ``copy`` is the operation that moves them."""
+        arena, slots = self.arena(segment.group), _flat(segment)
+        staged = self.staging(segment.group, len(slots))
+        copy(arena.bytes, staged, whole_blocks(slots, range(len(slots)), arena.page.stride), unit=8)
+        self.wait()
+        return staged[:, : arena.page.nbytes].contiguous()
 
-    def write_blocks(self, segment: CacheSegment, blocks: Tensor) -> None:
+    def write_blocks(self, segment: CacheSegment, blocks: Tensor, copy: Kernel) -> None:
         """The inverse of ``read_blocks``."""
-        arena = self.arena(segment.group)
-        slots = segment.slots if segment.slots is not None else np.zeros(0, dtype=np.int64)
-        arena.bytes[torch.from_numpy(slots.reshape(-1)), : arena.page.nbytes] = blocks.to(self.device)
+        arena, slots = self.arena(segment.group), _flat(segment)
+        staged = self.staging(segment.group, len(slots))
+        staged[:, : arena.page.nbytes] = blocks
+        copy(staged, arena.bytes, whole_blocks(range(len(slots)), slots, arena.page.stride), unit=8)
+        self.wait()
+
+    def staging(self, group: GroupGeometry, blocks: int) -> Tensor:
+        """uint8 [blocks, stride] on the host, zeros; pinned where a device copies from or to it by itself."""
+        return torch.zeros(blocks, group.page.stride, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+
+    def wait(self) -> None:
+        """Until the device has done what it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     @property
     def device(self) -> torch.device:
         """Where the arenas are."""
         return next(iter(self.arenas.values())).bytes.device
+
+
+def _flat(segment: CacheSegment) -> list[int]:
+    slots: list[int] = [] if segment.slots is None else segment.slots.reshape(-1).tolist()
+    return slots
+
+
+def whole_blocks(sources: Sequence[int], targets: Sequence[int], stride: int) -> Tensor:
+    """int64 [n, 5]: moves of whole blocks, as ``copy_blocks`` takes them."""
+    moves = [[source, 0, target, 0, stride] for source, target in zip(sources, targets, strict=True)]
+    return torch.tensor(moves, dtype=torch.int64).view(-1, 5)
 
 
 def move_rows(arena: Arena, slots: Slots | None, first: int, rows: Tensor, store: bool) -> None:

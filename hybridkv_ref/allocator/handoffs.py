@@ -4,8 +4,6 @@ A copy or a fold is two rows with a kernel between them: the one that the row wh
 a fold's runs in the step of the model that pools the rows, between ``fold_begin`` and ``fold_end``.
 """
 
-import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +14,6 @@ from hybridkv_ref.allocator.eviction import Evictor
 from hybridkv_ref.allocator.records import CacheSegment, Lease, Request
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.machine import Refused
-from hybridkv_ref.tables import Tables
-
-Kernel = Callable[..., Any]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -28,16 +23,6 @@ class Fold:
     tail: CacheSegment
     entries: CacheSegment
     copy: Any
-
-
-def kernel_of(tables: Tables, event_id: str) -> Kernel:
-    """The operation of ``kernels/`` that a row names; InputError for a row that names none of them."""
-    name = tables.event(event_id).kernel
-    try:
-        found: Kernel = getattr(importlib.import_module(f"hybridkv_ref.kernels.{name}"), name)
-    except (ImportError, AttributeError):
-        raise InputError(f"{event_id}:kernel: there is no operation {name!r}") from None
-    return found
 
 
 class Handoffs:
@@ -100,7 +85,7 @@ class Handoffs:
         target.ring = ring
         try:
             arena = self.book.arena(source.group).bytes
-            run = kernel_of(self.ledger.tables, self.event("clone_begin", source, target))
+            run = self.ledger.kernel(self.event("clone_begin", source, target))
             run(arena, arena, torch.tensor(self.moves(source, target)), unit=8)
         except BaseException:
             self.fire("clone_fail", source, target, copy)

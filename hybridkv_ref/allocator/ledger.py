@@ -5,6 +5,7 @@ is that of the whole device.  A row is atomic under ``lock``; between two rows a
 here knows what a row means.
 """
 
+import importlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,10 @@ from hybridkv_ref.tables import Tables
 
 Step = tuple[str, tuple[Entity, ...]]
 """A row without inputs and its entities."""
+
+
+Kernel = Callable[..., Any]
+"""An operation of ``kernels/``."""
 
 
 class Observer(Protocol):
@@ -165,6 +170,15 @@ class Ledger:
         found = self.ids.get((kind, row))
         if found is None:
             raise InputError(f"{kind}:{row}: the tables have no such row, so it is illegal")
+        return found
+
+    def kernel(self, event_id: str) -> Kernel:
+        """The operation of ``kernels/`` that a row names; InputError for a row that names none of them."""
+        name = self.tables.event(event_id).kernel
+        try:
+            found: Kernel = getattr(importlib.import_module(f"hybridkv_ref.kernels.{name}"), name)
+        except (ImportError, AttributeError):
+            raise InputError(f"{event_id}:kernel: there is no operation {name!r}") from None
         return found
 
     def handoff_id(self, row: str, src: str, dst: str) -> str:

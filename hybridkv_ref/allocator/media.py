@@ -310,10 +310,3 @@ def media_of(host_bytes: int, store: str | None) -> dict[str, Medium]:
         files = Files(store)
         media["DISK" if files.local else "OBJECT"] = files
     return media
-
-
-def on_host(blocks: Tensor) -> Tensor:
-    """A host tensor that no device work still writes."""
-    if blocks.is_cuda:
-        torch.cuda.synchronize(blocks.device)
-    return blocks.cpu()

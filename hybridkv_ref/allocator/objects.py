@@ -29,6 +29,14 @@ class Objects:
         self.of: dict[int, StoredObject] = {}  # by the identity of its record
         self.outcomes: dict[str, int] = {}
         (self.survivor,) = [s for s in self.ledger.tables.survivors if s.kind == self.ledger.store]
+        self.out, self.back = (
+            {
+                group.index: self.ledger.kernel(self.ledger.event_id(group.kind, row))
+                for group in book.geometry.groups
+                if self.restores(group)
+            }
+            for row in ("spill_begin", "restore_begin")
+        )  # the operations that move bytes, by group
         # Rows that change what a file says.  What the environment does to a medium nobody can write down there.
         self.rewriting = {
             event.id

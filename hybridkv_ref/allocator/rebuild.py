@@ -11,7 +11,6 @@ from torch import Tensor
 from hybridkv_ref.allocator.book import Book
 from hybridkv_ref.allocator.records import CacheSegment
 from hybridkv_ref.kernels import _pages
-from hybridkv_ref.kernels.index_build import index_build
 
 Encode = Callable[[Tensor], Tensor]
 """fp32 [n, dim] keys as they are stored -> the same keys in the current encoding."""
@@ -45,4 +44,5 @@ def _encode(book: Book, segment: CacheSegment, encode: Encode) -> None:
     block = torch.from_numpy(segment.slots)[:, index // group.page.entries]
     places = (block * group.page.entries + index % group.page.entries).reshape(-1).to(arena.bytes.device)
     keys = _pages.read(arena.bytes, places, group.page)[:, 0]
-    index_build(encode(keys).contiguous(), places, arena.bytes, group.page)
+    store = book.ledger.kernel(book.ledger.event_id(segment.kind, "rebuild_begin"))
+    store(encode(keys).contiguous(), places, arena.bytes, group.page)

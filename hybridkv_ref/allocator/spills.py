@@ -10,7 +10,7 @@ from typing import Any
 
 from hybridkv_ref.allocator.book import Book
 from hybridkv_ref.allocator.geometry import GroupGeometry
-from hybridkv_ref.allocator.media import Medium, MediumError, on_host
+from hybridkv_ref.allocator.media import Medium, MediumError
 from hybridkv_ref.allocator.objects import Objects
 from hybridkv_ref.allocator.pipelines import Pipelines, Shared
 from hybridkv_ref.allocator.records import CacheSegment, StoredObject
@@ -100,7 +100,7 @@ class Spills(Objects):
                 # From here on the source is held; before, it may have been evicted and written anew.
                 if segment.key != key or segment.token_range != span:
                     raise MediumError(f"{segment!r}: is of another prefix by now")
-            parts = [on_host(self.book.read_blocks(segment)) for segment in segments]
+            parts = [self.book.read_blocks(segment, self.out[group.index]) for segment in segments]
             name = f"{keys[0].hex()}-{group.name}-{uuid.uuid4().hex[:12]}"
             ends = [
                 (self.ledger.event_id(group.kind, "spill_end"), (segment.entity, entity, copy))

@@ -149,7 +149,7 @@ class Tiers(Spills):
             self.fail(load, "load failed: MediumError")
             return
         for (segment, copy), part in zip(load.targets, parts, strict=True):
-            self.book.write_blocks(segment, part)
+            self.book.write_blocks(segment, part, self.back[group.index])
             self.hand(group, "restore_part", source, segment.entity, copy, segment)
         try:
             self.fire(source, "verify")
