@@ -4,6 +4,7 @@ is rows of the tables.
 
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,8 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_decoder import COARSE, FINE, LENGTH, OTHER_ORDER, evictions, requests
 
-from hybridkv_ref.decoder_allocator import AllocatedSession
+from hybridkv_ref.decoder import Decoder
+from hybridkv_ref.decoder_allocator import AllocatedSession, prefetch
 from hybridkv_ref.decoder_geometry import Layouts, Sizes
+from hybridkv_ref.decoder_plan import IndexEncoding
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.kernels import compress_pool_quant as pooling
 from hybridkv_ref.kernels import copy_blocks as copying
@@ -285,3 +288,78 @@ def test_without_the_generation_in_the_table_another_prefix_is_read(tmp_path: Pa
         session, logits = interrupted(here)
         assert session.hit.r == 40
         assert (logits - truth(here.plan, A).logits[40:]).abs().max() > 1e-3
+
+
+# ---- Index keys ------------------------------------------------------------------------------------------------------
+
+
+def of_the_next_epoch(here: Memory) -> tuple[Decoder, AllocatedSession]:
+    """Keys are encoded otherwise from now on: a request by a decoder that does, over what one wrote that did not."""
+    serve_all(here, A)
+    here.allocator.system("new_index")
+    decoder = Decoder(FINE, encoding=IndexEncoding(1))
+    return decoder, AllocatedSession(decoder, here.allocator, A)
+
+
+def test_stale_index_keys_are_refused_until_they_are_rebuilt() -> None:
+    """L1 refuses them, so everything is computed; re-encoded by the CPU pipeline they serve the whole hit."""
+    here = memory(FINE, LENGTH, 4)
+    with here.allocator:
+        decoder, session = of_the_next_epoch(here)
+        known = decoder.from_scratch(A)[0]
+        assert session.hit.r == 0
+        assert all("mark == req.version" in refused for refused in session.refusals)
+        assert torch.equal(prefill(session, LENGTH), known)
+        session.finish()
+
+        def encode(keys: torch.Tensor) -> torch.Tensor:
+            return IndexEncoding(1).encode(IndexEncoding(0).decode(keys))
+
+        rebuilds = here.allocator.rebuild(encode)
+        assert len(rebuilds) == LENGTH // here.allocator.geometry.unit
+        for rebuilt in rebuilds:
+            rebuilt.result()
+        again = AllocatedSession(decoder, here.allocator, A)
+        assert again.hit.r == 40
+        assert torch.equal(prefill(again, LENGTH), known[40:])
+        again.finish()
+        here.allocator.drain()
+        assert here.faults() == []
+
+
+def test_without_the_version_in_the_table_stale_keys_choose_other_entries(tmp_path: Path) -> None:
+    spec = copy_spec(tmp_path)
+    edit(spec / "kinds/indexer_state.toml", 'when = ["mark == req.version", ', "when = [")
+    here = memory(FINE, LENGTH, 4, spec=spec)
+    with here.allocator:
+        decoder, session = of_the_next_epoch(here)
+        assert session.hit.r == 40
+        assert (prefill(session, LENGTH) - decoder.from_scratch(A)[0][40:]).abs().max() > 1e-3
+
+
+# ---- Threads ---------------------------------------------------------------------------------------------------------
+
+
+def test_requests_in_threads() -> None:
+    """Four threads, memory for four requests, prefixes that are shared and a tier: every logit is right."""
+    here = memory(FINE, LENGTH, 4)
+    texts = (A, A[:16] + B[16:], B, A[:24] + B[:20])
+    known = {text: truth(here.plan, text).logits for text in texts}
+
+    def run(number: int) -> list[tuple[int, bool]]:
+        found = []
+        for turn in range(4):
+            text = texts[(number + turn) % len(texts)]
+            prefetch(here.decoder, here.allocator, text)
+            session = here.session(text)
+            logits = prefill(session, LENGTH)
+            found.append((session.hit.r, torch.equal(logits, known[text][session.hit.r : session.position])))
+            session.finish()
+        return found
+
+    with here.allocator, ThreadPoolExecutor(4) as pool:
+        served = [one for done in pool.map(run, range(4)) for one in done]
+        assert all(equal for _, equal in served)
+        assert any(hit for hit, _ in served)
+        here.allocator.drain()
+        assert here.faults() == []
