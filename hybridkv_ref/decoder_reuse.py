@@ -13,8 +13,8 @@ import msgspec
 
 from hybridkv_ref.decoder import Decoder
 from hybridkv_ref.decoder_geometry import Stored
-from hybridkv_ref.decoder_state import RunningState
-from hybridkv_ref.decoder_store import Key, Ref, Store, copy_object
+from hybridkv_ref.decoder_state import PrivateState
+from hybridkv_ref.decoder_store import Key, MemoryStore, Ref, copy_object
 from hybridkv_ref.exact_start import Replay, Stack, layer_stack, zero_exact_hit
 from hybridkv_ref.recovery import Contents, Group, Hit, Read, bounded_hit, from_model, longest_hit
 
@@ -70,7 +70,7 @@ class Planner:
         """Position of the first row of the object, a block, a tail or a snapshot, that ends at ``end``."""
         return group.need(end, end)[0] if group.exact else end - group.unit
 
-    def find(self, store: Store, tokens: tuple[int, ...], want: Want) -> Match:
+    def find(self, store: MemoryStore, tokens: tuple[int, ...], want: Want) -> Match:
         """The longest reuse of what the store has for these tokens."""
         grades = ("exact", "bounded") if want.mode == "bounded" else ("exact",)
         refs: dict[tuple[int, str, int], Ref] = {}
@@ -89,7 +89,7 @@ class Planner:
         return Match(hit, matched, refs, None if hit.grade == "bounded" else hit.r, Replay(everywhere, everywhere, ()))
 
     def _contents(
-        self, store: Store, group: Group, tokens: tuple[int, ...], grades: Sequence[str],
+        self, store: MemoryStore, group: Group, tokens: tuple[int, ...], grades: Sequence[str],
         refs: dict[tuple[int, str, int], Ref],
     ) -> Contents:  # fmt: skip
         """What all layers of a group hold: an object counts only if every one of them has it."""
@@ -120,7 +120,7 @@ class Planner:
                 if item.shape != "state" or read.hi == match.replay.begins[item.layer]:
                     yield item, read
 
-    def restore(self, store: Store, match: Match, state: RunningState) -> bool:
+    def restore(self, store: MemoryStore, match: Match, state: PrivateState) -> bool:
         """Copies the rows that the hit reads; False, with the state spoilt, if an object has gone meanwhile."""
         return all(
             self._restore(store, match, state, self.groups[read.group], item, read.lo, read.hi)
@@ -128,7 +128,7 @@ class Planner:
         )
 
     def _restore(
-        self, store: Store, match: Match, state: RunningState, group: Group, item: Stored, low: int, high: int
+        self, store: MemoryStore, match: Match, state: PrivateState, group: Group, item: Stored, low: int, high: int
     ) -> bool:
         unit = group.unit
         for end in (high,) if group.exact else range((low // unit + 1) * unit, high + unit, unit):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hybridkv_ref.decoder_geometry import Stored
 from hybridkv_ref.decoder_reuse import Match, Planner, Want
-from hybridkv_ref.decoder_store import Key, Store, copy_object
+from hybridkv_ref.decoder_store import Key, MemoryStore, copy_object
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.recovery import Group
 
@@ -25,7 +25,7 @@ class Session:
     """
 
     def __init__(
-        self, planner: Planner, store: Store, tokens: Sequence[int], want: Want | None = None, keep_every: int = 1
+        self, planner: Planner, store: MemoryStore, tokens: Sequence[int], want: Want | None = None, keep_every: int = 1
     ) -> None:
         self.planner, self.store, self.want, self.keep_every = planner, store, want or Want(), keep_every
         self.decoder, self.tokens = planner.decoder, tuple(tokens)

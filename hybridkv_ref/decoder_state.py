@@ -1,7 +1,7 @@
 """One request's working state: where the rows of every layer lie, and how they are moved.
 
-The interface is narrow, so that an allocator can stand in: ``RunningState.rows(layer, group)`` gives an object's
-``Rows``: a byte arena, a page, a block table and, for rings, the phase rule.  The decoder knows nothing else of memory.
+The decoder knows nothing of memory but ``RunningState``: ``rows(layer, group)`` gives an object's ``Rows``: a byte arena,
+a page, a block table and, for rings, the phase rule.  ``decoder_segments`` has the state in the reference allocator.
 ``PrivateState`` is the plain form: arenas of its own, every byte poisoned (all ones: NaN in every layout) until it is
 written, so that whatever reads a row which nobody made or restored shows it.
 """
@@ -81,7 +81,7 @@ def poisoned(page: Page, blocks: int) -> Tensor:
 
 
 class RunningState(Protocol):
-    """The memory of one running request, as the decoder and its session use it."""
+    """The memory of one running request, as the decoder uses it."""
 
     def rows(self, layer: int, group: str) -> Rows:
         """The rows of ``group`` in ``layer``."""

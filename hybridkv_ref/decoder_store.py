@@ -5,14 +5,13 @@ weights, the grade and every token up to its end.  Its slot has a generation tha
 another object, and its writer's descriptor.  An object is found only when its bytes are complete.  Slot 0 is the null
 slot.
 
-``Store`` is what a session asks of it; ``MemoryStore`` is the plain form, with byte arenas and the least recently used
-object as the one that goes.  It has no grid, so a hit may end at any position: what ``recovery.toml`` says is measured
-here for every one of them.  On the reference allocator, whose tables say more, runs ``decoder_allocator``.
+The store has no grid, so a hit may end at any position: what ``recovery.toml`` says is measured here for every one of
+them.  On the reference allocator, where every change is a row of the tables, runs ``decoder_allocator``.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -39,25 +38,6 @@ class Ref(NamedTuple):
     generation: int
 
 
-class Store(Protocol):
-    """What a session asks of memory: a state to run in, and the objects that are shared."""
-
-    def running(self) -> PrivateState:
-        """An empty state for one request."""
-
-    def find(self, layer: int, group: str, key: Key, reader: Descriptor) -> Ref | None:
-        """The complete object of this key that the reader can read; None if there is none."""
-
-    def rows(self, ref: Ref) -> Rows | None:
-        """The object's rows; None if its slot holds another object by now."""
-
-    def begin(self, layer: int, group: str, key: Key, writer: Descriptor) -> Ref | None:
-        """A slot for a new object, which nobody finds yet; None if there is one already, or no room."""
-
-    def finish(self, ref: Ref) -> None:
-        """The object's bytes are complete: it can be found."""
-
-
 @dataclass
 class Slot:
     """One object's place.  ``used``: the store's clock when it was last found or written."""
@@ -78,7 +58,10 @@ class _Pool:
 
 
 class MemoryStore:
-    """Byte arenas, one per layer and group, of ``capacity`` objects each; ``capacities``: of single groups."""
+    """Byte arenas, one per layer and group, of ``capacity`` objects each; ``capacities``: of single groups.
+
+    For a new object the least recently used one goes.
+    """
 
     def __init__(self, decoder: Decoder, capacity: int, capacities: Mapping[str, int] | None = None) -> None:
         self._decoder, self._clock = decoder, 0
