@@ -63,6 +63,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "model_checks.deadness",
         "model_checks.deep",
         "model_checks.explore",
+        "model_checks.explorers",
         "model_checks.fair_cycles",
         "model_checks.finite",
         "model_checks.frames",
