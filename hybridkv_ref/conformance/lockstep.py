@@ -283,9 +283,7 @@ class Lockstep:
             self.feed([Drain()])
 
 
-def replay(
-    engine: Engine, header: Header, history: Iterable[AnyOperation], ignored: Collection[str] = ()
-) -> Lockstep:
+def replay(engine: Engine, header: Header, history: Iterable[AnyOperation], ignored: Collection[str] = ()) -> Lockstep:
     """A history once more, on an engine that is reset first."""
     made = Lockstep(engine, header, ignored)
     for operation in history:

@@ -224,7 +224,7 @@ def run_histories(
 ) -> None:
     """Runs as many histories as the profile says and gives each of them to ``ended``.
 
-    Those that Hypothesis cuts short, because they drew too much, are judged and given to ``ended`` too, and not counted.
+    Those that Hypothesis cuts short, because they drew too much, are judged and given to ``ended`` too, uncounted.
     """
     body: dict[str, Any] = {
         "engine": engine,

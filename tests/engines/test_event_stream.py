@@ -153,7 +153,7 @@ def test_a_group_that_cannot_be_judged_is_refused_at_its_place(more: dict[str, A
 
 
 def test_a_removal_of_a_group_that_was_never_announced_is_not_swallowed() -> None:
-    with pytest.raises(InputError, match="^batch 1: BlockRemoved: group_idx: no entry of group 3"):
+    with pytest.raises(InputError, match=r"^batch 1: BlockRemoved: group_idx: no entry of group 3"):
         judge([stored(1)], [removed(1, group=3)])
     late, stream = judge([removed(1, group=3)], [stored(1)], seqs=(4, 5))
     assert (late.refusals, stream.untold) == ([], 1)

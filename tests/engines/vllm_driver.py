@@ -298,7 +298,7 @@ def drive(a: argparse.Namespace, model: str, seed: int) -> dict[str, Any]:
         "refusals": [f"{r} {', '.join(r.rules)}" for r in driver.refusals[:3]],
         **driver.stats,
         "lost": driver.lost.most_common(5),
-        "partial_entries": driver.attached.parts,
+        "partial_entries": driver.attached.index.parts,
         "missing": driver.attached.missing,
         "skipped": driver.oracle.state.skipped,
         "cpu_s": round(time.process_time() - begun, 1),
