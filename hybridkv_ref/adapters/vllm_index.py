@@ -96,7 +96,7 @@ class WatchedIndex:
         return found if agree else []
 
     def _searched(self, index: int, keys: list[str], span: Iterable[int]) -> list[int]:
-        """The blocks of the span that have these keys, one by one, null where none has one; empty where none has any."""
+        """The blocks of the span that have these keys, null where none has one; empty where none has any."""
         null = self.header.null
         known = {key: n for n in span if n != null for group, key in self._hashes(n) if group == index}
         return [known.get(key, null) for key in keys] if known.keys() & set(keys) else []

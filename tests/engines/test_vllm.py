@@ -67,6 +67,7 @@ def test_driven_by_chance(driven: dict[tuple[str, int], dict[str, Any]], model: 
     assert one["begun"] > 20
     assert "longer" not in one
     assert one["hit_tokens"] > 0
+    assert (one.get("drafts_refused", 0) > 0) == (depth == 1 and model != "qwen3-next-80b-a3b")
     assert one["hit_tokens"] + one.get("lost_tokens", 0) == one["best_tokens"]
     if model != "deepseek-v4-flash":
         assert one.get("lost_tokens", 0) == 0
@@ -74,10 +75,11 @@ def test_driven_by_chance(driven: dict[tuple[str, int], dict[str, Any]], model: 
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("model", MODELS)
-def test_driven_for_long(in_vllm: RunIn, model: str) -> None:
-    """20,000 steps per model, two steps in flight."""
-    done = in_vllm("vllm_driver.py", "--steps", "4000", "--depth", "2", "--seed", *"12345", "--model", model)
+def test_driven_for_long(in_vllm: RunIn, model: str, depth: int) -> None:
+    """20,000 steps per model: with drafts that are refused, and with two steps in flight."""
+    done = in_vllm("vllm_driver.py", "--steps", "4000", "--depth", str(depth), "--seed", *"12345", "--model", model)
     assert [one["refusals"] for one in lines(done)] == [[]] * 5
 
 

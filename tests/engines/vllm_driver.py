@@ -145,6 +145,7 @@ class Driver:
             return
         self.waiting.pop(0)
         self.stats["begun"] += 1
+        self.stats["external"] += bool(outside)
         request.num_computed_tokens = used + outside + count
         if delayed:
             request.num_computed_tokens = used
@@ -205,6 +206,8 @@ class Driver:
         if drafts:
             self.finish_step(request)
             taken = self.chance.randint(0, drafts)
+            self.stats["drafts"] += drafts
+            self.stats["drafts_refused"] += drafts - taken
             request.num_computed_tokens -= drafts - taken
             request.append_output_token_ids([self.chance.randrange(1 << 20) for _ in range(taken)]) if taken else None
             while request.num_tokens <= request.num_computed_tokens:
@@ -256,6 +259,7 @@ class Driver:
     def land(self, request: Any, ok: bool) -> None:
         """The tokens of a connector have arrived, or not: then the request begins again."""
         self.attached.loaded(request, ok)
+        self.stats["loads" if ok else "loads_failed"] += 1
         self.running.append(request)
         self.flight[request.request_id] = []
         request.status = self.status.RUNNING
