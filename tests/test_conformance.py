@@ -186,7 +186,8 @@ def test_an_engine_that_stores_without_end_is_left() -> None:
         def transfer(self, ok: bool) -> bool:
             return True
 
-    engine, seen = Endless(), []
+    engine = Endless()
+    seen: list[Lockstep] = []
     run_histories(engine, full_header(engine), Profile("", 1, 1, 0, True), seen.append)
     assert seen
     assert all(sum(isinstance(o, Store) for o in one.history) >= ENOUGH for one in seen)
