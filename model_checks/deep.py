@@ -16,19 +16,19 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from hybridkv_ref.model_checks import murphi, promela, rumur, spin
+from hybridkv_ref.model_checks import spin
 from hybridkv_ref.model_checks.agreement import ColumnRows, Evaluator, PromelaRows, PythonRows, Z3Rows, agree
 from hybridkv_ref.model_checks.cvc5_opinion import beside_cvc5
 from hybridkv_ref.model_checks.cvc5_opinion import installed as cvc5_installed
 from hybridkv_ref.model_checks.explore import explore
+from hybridkv_ref.model_checks.explorers import EXPLORERS, MOST_STATES, agrees
 from hybridkv_ref.model_checks.frames import Assumptions, subset_lemmas
 from hybridkv_ref.model_checks.generator_probes import read_probes
-from hybridkv_ref.model_checks.houdini import infer
+from hybridkv_ref.model_checks.houdini import InferResult, infer
 from hybridkv_ref.model_checks.induction import Task
 from hybridkv_ref.model_checks.instances import FILE as INSTANCES
 from hybridkv_ref.model_checks.instances import read_instances
 from hybridkv_ref.model_checks.ledger import violated
-from hybridkv_ref.model_checks.model_text import counted
 from hybridkv_ref.model_checks.mutants import mutants
 from hybridkv_ref.model_checks.mutation import Killer
 from hybridkv_ref.model_checks.obligations import Search, TaskResult
@@ -44,7 +44,6 @@ MUTANTS_PER_TASK = 40
 MIN_HELPERS = 12  # helper invariants, by name, that inference must find by itself
 INFER, LEMMAS = "deep:infer", "lemmas"
 COMPOSED = "instances_deep.toml"
-MOST_STATES, MEMORY_MB = 20_000_000, 12_000
 
 
 def deep_names(spec: Spec, tables: Tables, directory: Path) -> Iterator[str]:
@@ -84,7 +83,9 @@ def run_deep(name: str, spec: Spec, tables: Tables, base: Assumptions, directory
             return TaskResult(searches=list(_composed(tables, directory, rest)))
         case "infer":
             return TaskResult(searches=[_inference(tables, directory)])
-    return TaskResult(searches=[_agreement(tables)])
+        case "agreement":
+            return TaskResult(searches=[_agreement(tables)])
+    raise KeyError(name)
 
 
 def _cvc5(name: str, spec: Spec, tables: Tables, base: Assumptions) -> TaskResult:
@@ -102,31 +103,34 @@ def _composed(tables: Tables, directory: Path, name: str) -> Iterator[Search]:
     """One composed instance, counted by every explorer that there is: ours, Spin, Rumur."""
     instance = next(i for i in read_instances(tables, directory / COMPOSED)[0] if i.name == name)
     graph = explore(tables, instance, MOST_STATES)
-    for tool, absent in (("Spin", spin.missing()), ("Rumur", rumur.missing())):
-        label, bound = f"{name} by {tool}", f"the instance {name}"
-        if absent:
-            yield Search(label, "explorers", "not run", True, bound, detail=f"no {tool}: {absent}")
+    for tool in EXPLORERS:
+        label, bound = f"{name} by {tool.name}", f"the instance {name}"
+        if absent := tool.missing():
+            yield Search(label, "explorers", "not run", True, bound, detail=f"no {tool.name}: {absent}")
             continue
-        if tool == "Spin":
-            wanted, run = promela.size(graph)[0], spin.check(promela.model(graph).source, MEMORY_MB, 10_000_000, 24)
-        else:
-            wanted, run = counted(graph)[0], rumur.check(murphi.model(graph).source, MEMORY_MB)
-        same = not graph.truncated and (run.states, run.error) == (wanted, "")
-        detail = f"{tool} {run.states:,}, ours {wanted:,}{run.error and f'; {run.error}'}"
+        wanted, run = tool.wanted(graph), tool.count(tool.model(graph).source)
+        same = agrees(graph, run, wanted)
+        detail = f"{tool.name} {run.states:,} states and {run.transitions:,} transitions"
+        detail += f", should be {wanted[0]:,} and {wanted[1]:,}"
+        detail += f"; {run.error}" if run.error else ""
         yield Search(label, "explorers", "holds" if same else "differs", same, bound, states=run.states, detail=detail)
+
+
+def helpers_found(tables: Tables, result: InferResult) -> tuple[str, ...]:
+    """The helper invariants that were inferred for some kind, by the name under which they are written."""
+    helpers = {p.id for p in tables.forms("invariant") if p.role == "helper"}
+    return tuple(dict.fromkeys(i.partition("<")[0] for i in result.implied if i in helpers))
 
 
 def _inference(tables: Tables, directory: Path) -> Search:
     """What templates alone give: the invariants of the tables that follow from them."""
     result = infer(tables, read_instances(tables, directory / INSTANCES)[0])
-    helpers = {p.id for p in tables.forms("invariant") if p.role == "helper"}
-    found = [i for i in result.implied if i in helpers]
-    names = dict.fromkeys(i.partition("<")[0] for i in found)
+    names = helpers_found(tables, result)
     passed = result.sound and len(names) >= MIN_HELPERS
     detail = (
         f"{result.candidates:,} candidates, {result.dropped:,} dropped in {result.rounds} rounds; implied:"
-        f" {len(result.implied)} of {len(result.implied) + len(result.missed)} invariants, among them {len(found)} of"
-        f" {len(helpers)} helpers: {', '.join(names)}"
+        f" {len(result.implied)} of {len(result.implied) + len(result.missed)} invariants, among them the helpers"
+        f" {', '.join(names)}"
     )
     return Search("invariants from templates", "inference", "holds" if passed else "fails", passed, detail=detail)
 

@@ -6,7 +6,7 @@ tables' own invariants none is used.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,13 +16,13 @@ from hybridkv_ref.expr import BOOL, Expr, Lit, refs
 from hybridkv_ref.model_checks.base import Base
 from hybridkv_ref.model_checks.frames import Assumptions, Frame, Inst, Vocabulary, owner_name, placements
 from hybridkv_ref.model_checks.houdini_templates import (
-    ROLES_OF,
     Candidate,
     Premise,
     candidates,
     conjunction,
     implies,
     is_pair,
+    roles_of,
     scopes,
 )
 from hybridkv_ref.model_checks.induction import Task
@@ -31,19 +31,17 @@ from hybridkv_ref.model_checks.samples import Samples, Scope, sampled
 from hybridkv_ref.model_checks.smt import new_solver
 from hybridkv_ref.tables import Property, Tables
 
-Progress = Callable[[int, int], None]
 Group = tuple[Scope, Premise]
 Plan = dict[tuple[Inst, ...], list[tuple[Group, dict[Expr, z3.BoolRef]]]]
 
 
 @dataclass(frozen=True)
 class InferResult:
-    """``inferred`` is the inductive conjunction, grouped by premise; ``implied`` names the tables' invariants in it.
+    """``implied`` names the tables' invariants that follow from the inductive conjunction.
 
     ``sound`` tells whether the sums that the inference assumes were proved under it; ``dropped`` counts candidates.
     """
 
-    inferred: tuple[Property, ...]
     implied: tuple[str, ...]
     missed: tuple[str, ...]
     candidates: int
@@ -95,8 +93,8 @@ class Houdini:
         self.dropped += len(claims)
         return len(claims)
 
-    def run(self, tried: Iterable[Candidate], samples: Mapping[Scope, Samples], progress: Progress | None) -> None:
-        """Tries candidates beside what is settled, to the fixed point; ``progress`` gets (dropped, all)."""
+    def run(self, tried: Iterable[Candidate], samples: Mapping[Scope, Samples]) -> None:
+        """Tries candidates beside what is settled, to the fixed point."""
         for candidate in tried:
             self.left.setdefault((candidate.scope, candidate.premise), {})[candidate.claim] = None
         self.total += sum(map(len, self.left.values()))
@@ -112,8 +110,6 @@ class Houdini:
             base.words = self.words
             for event in tables.events:
                 changed |= self.under(Task(tables, event, base), named) > 0
-                if progress:
-                    progress(self.dropped, self.total)
         for group, claims in self.left.items():
             self.settled.setdefault(group, {}).update(claims)
         self.left, self.plans = {}, {}
@@ -196,16 +192,17 @@ class Houdini:
                     dropped += self.drop(group, [claim])
 
 
-def infer(tables: Tables, instances: Iterable[Instance] = (), progress: Progress | None = None) -> InferResult:
-    """The largest inductive conjunction of candidates, and which of the tables' invariants it implies.
+def infer(tables: Tables, instances: Iterable[Instance] = ()) -> InferResult:
+    """An inductive conjunction of candidates, and which of the tables' invariants it implies.
 
-    What the searches of ``instances`` refute is dropped at once, which saves most of the solver's work.
+    What the searches of ``instances`` refute is dropped at once, which saves most of the solver's work; with a claim
+    that only their merged states refute, or about which the solver says nothing, more may be lost than need be.
     """
     search = Houdini(tables)
     every = list(candidates(tables))
-    samples = sampled(tables, instances, {s: ROLES_OF[s[0]] for s in scopes(tables)})
+    samples = sampled(tables, instances, {s: roles_of(s[0]) for s in scopes(tables)})
     for pairs in (False, True):
-        search.run([c for c in every if is_pair(c.claim) == pairs], samples, progress)
+        search.run([c for c in every if is_pair(c.claim) == pairs], samples)
     named = search.properties()
     found = search.assuming(named)
     base = Assumptions(found)
@@ -213,7 +210,7 @@ def infer(tables: Tables, instances: Iterable[Instance] = (), progress: Progress
     implied = [p.id for p in tables.forms("invariant") if follows(found, base, p)]
     missed = [p.id for p in tables.forms("invariant") if p.id not in set(implied)]
     return InferResult(
-        found.properties, tuple(implied), tuple(missed), search.total, search.dropped, search.rounds,
+        tuple(implied), tuple(missed), search.total, search.dropped, search.rounds,
         sums_hold(found, base),
     )  # fmt: skip
 

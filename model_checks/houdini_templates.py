@@ -17,14 +17,10 @@ from hybridkv_ref.expr import BOOL, INT, TRUE, Expr, Lit, Op, Ref, children
 from hybridkv_ref.model_checks.frames import link_pairs
 from hybridkv_ref.model_checks.samples import Scope
 from hybridkv_ref.rows import STAGE_ROLE
-from hybridkv_ref.tables import CLASS_OF, Tables, Var
+from hybridkv_ref.tables import CLASS_OF, HANDOFFS, ROLES, Tables, Var
 
 Premise = tuple[Expr, ...]
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
-ROLES_OF: dict[str, tuple[str, ...]] = {
-    "global": (), "segment": ("self",), "lease": ("lease", "self", "req"),
-    "request": ("req",), "graph": ("graph",), "copy": ("copy", "src", "dst"),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,16 +84,23 @@ def values(expr: Expr) -> list[Ref]:
 
 
 # -- candidates -------------------------------------------------------------------------------------------------------
+def roles_of(scope: str) -> tuple[str, ...]:
+    """The roles of a scope, that of the entity itself first."""
+    return tuple(sorted(ROLES[scope], key=lambda role: CLASS_OF[role] != scope))
+
+
 def scopes(tables: Tables) -> Iterator[Scope]:
     """Every scope with every choice of kinds for it."""
     yield "global", ()
-    for cls in ("request", "graph"):
-        yield cls, ()
     for kind, spec in tables.kinds.items():
         yield "segment", (("self", kind),)
         if "cacheable" in spec.capabilities:
             yield "lease", (("self", kind),)
-    yield from (("copy", (("src", src), ("dst", dst))) for src, dst in sorted(link_pairs(tables, "copy")))
+    for cls in tables.classes:
+        if cls in HANDOFFS:
+            yield from ((cls, (("src", src), ("dst", dst))) for src, dst in sorted(link_pairs(tables, cls)))
+        elif cls != "lease":
+            yield cls, ()
 
 
 def candidates(tables: Tables) -> Iterator[Candidate]:
@@ -114,7 +117,7 @@ def candidates(tables: Tables) -> Iterator[Candidate]:
             numbers = [r for role in owned for r in owned[role] if r.type.number]
             for left, right in permutations([*numbers, *shared], 2):
                 if pairs_up(scope[0], left, right) and related(left, right) and fits(about, left, right):
-                    orders = ("<=",) if scope[0] in ("lease", "copy", "global") else ("<=", "<")
+                    orders = ("<=", "<") if len(roles_of(scope[0])) == 1 else ("<=",)
                     yield from (Candidate(scope, premise, Op(order, (left, right), BOOL)) for order in orders)
 
 
@@ -124,7 +127,7 @@ def variables(tables: Tables, scope: Scope) -> dict[str, list[Ref]]:
     if scope[0] == "global":
         return {"global": [Ref("global", n, v.type) for n, v in tables.globals.items()]}
     found: dict[str, list[Ref]] = {}
-    for role in ROLES_OF[scope[0]]:
+    for role in roles_of(scope[0]):
         owned: Iterable[Var] = tables.vars_of(CLASS_OF[role], kinds.get(role, "")).values()
         own = ("", kinds.get("self", "")) if scope[0] == "lease" else ()
         found[role] = [Ref(role, v.name, v.type) for v in owned if not own or v.name.partition(".")[2] in own]
@@ -169,7 +172,7 @@ def pairs_up(scope: str, left: Ref, right: Ref) -> bool:
     """Pairs worth asking: across entities where the scope has several, of one kind where a request has one per kind."""
     if left.role == right.role:
         suffixes = {left.name.partition(".")[2], right.name.partition(".")[2]} - {""}
-        return scope not in ("lease", "copy") and len(suffixes) < 2
+        return len(roles_of(scope)) < 2 and len(suffixes) < 2
     shared = {left.role, right.role} <= {"const", "global"}
     return scope == "global" if shared else True
 

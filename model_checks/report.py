@@ -64,7 +64,11 @@ def failures(report: Report) -> list[str]:
 def notes(report: Report) -> list[str]:
     """What searches found that are few and say more than a verdict, and what could not be run."""
     told = [s for s in report.searches if s.passed and (s.method in TOLD or s.status == "not run")]
-    return [f"{s.method}: {s.detail}" for s in told]
+    silent = [s for s in report.searches if s.passed and s.status == "not expressible"]
+    lines = [f"{s.method}: {s.detail}" for s in told]
+    if silent:
+        lines.append(f"{silent[0].method}: no opinion on {len(silent)} goals: {', '.join(s.id for s in silent)}")
+    return lines
 
 
 def _failure(obligation: Obligation) -> str:

@@ -67,4 +67,6 @@ def search(name: str, tables: Tables, base: "Assumptions", directory: Path) -> T
 
     if name == "search:threads":
         return TaskResult(searches=[r.search() for r in run_threads(tables, directory)])
+    if name != "search:finite":
+        raise KeyError(name)
     return search_instances(tables, directory, lambda event, index: implied(tables, base, event, index))

@@ -6,8 +6,9 @@ import pytest
 
 from hybridkv_ref.loader import load_tables
 from hybridkv_ref.model_checks.explore import Graph, explore
+from hybridkv_ref.model_checks.explorers import MOST_STATES
 from hybridkv_ref.model_checks.instances import Instance, read_instances
-from hybridkv_ref.model_checks.model_text import Language, Namer, Writer
+from hybridkv_ref.model_checks.model_text import Language, Model, Namer, Writer
 from hybridkv_ref.model_checks.space import Binding, Compiled
 from hybridkv_ref.model_checks.verifiers import Run
 from hybridkv_ref.paths import SPEC_DIR
@@ -18,8 +19,7 @@ COMPILED = Compiled(TABLES)
 INSTANCES = {i.name: i for i in read_instances(TABLES, SPEC_DIR / "instances.toml")[0]}
 DEEP = {i.name: i for i in read_instances(TABLES, SPEC_DIR / "instances_deep.toml")[0]}
 WITHOUT_DEPTH = [n for n, i in INSTANCES.items() if not i.depth]
-LIMIT = 20_000_000
-MEMORY_MB = 12_000
+WITH_DEPTH = next(n for n, i in INSTANCES.items() if i.depth)
 AT_LEAST = 3_000_000
 
 
@@ -30,7 +30,7 @@ def names(of: str) -> list[str]:
 
 def searched(instance: Instance) -> Graph:
     """Our search of an instance, to its end."""
-    graph = explore(TABLES, instance, LIMIT, COMPILED)
+    graph = explore(TABLES, instance, MOST_STATES, COMPILED)
     assert not graph.truncated
     return graph
 
@@ -38,17 +38,6 @@ def searched(instance: Instance) -> Graph:
 def search_of(word: str) -> Graph:
     """Our search of the first instance whose name starts so."""
     return searched(INSTANCES[names(word)[0]])
-
-
-def same(graph: Graph, run: Run, size: tuple[int, int]) -> None:
-    """Another explorer found these states and transitions.
-
-    Only what goes back beyond its script may have more transitions there.
-    """
-    states, transitions = size
-    assert (run.states, run.error) == (states, "")
-    back = bool(((graph.src >= graph.opened) & (graph.dst < graph.opened)).any())
-    assert run.transitions == transitions or (back and run.transitions > transitions)
 
 
 def lose_guards(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
@@ -87,3 +76,20 @@ def lose_the_reductions(monkeypatch: pytest.MonkeyPatch) -> None:
         yield from ()
 
     monkeypatch.setattr(Writer, "reduced", nothing)
+
+
+def is_seen(
+    fault: Callable[[Graph, pytest.MonkeyPatch], None],
+    model: Callable[[Graph], Model],
+    check: Callable[[str], Run],
+    wanted: Callable[[Graph], tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> bool:
+    """Whether an explorer finds another count, or an error, once this fault is in the generated text."""
+    graph = search_of("graph")
+    sound = model(graph).source
+    fault(graph, monkeypatch)
+    faulty = model(graph).source
+    assert faulty != sound
+    run = check(faulty)
+    return bool(run.error) or (run.states, run.transitions) != wanted(graph)

@@ -1,15 +1,20 @@
 """The tasks of `check --deep`, and the ledger: every assumption's violation fails, an idle one would be seen."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.loader import build
-from hybridkv_ref.model_checks import deep, promela, spin
+from hybridkv_ref.model_checks import deep, spin
 from hybridkv_ref.model_checks.deep import deep_names, run_deep
+from hybridkv_ref.model_checks.explorers import EXPLORERS
 from hybridkv_ref.model_checks.frames import Assumptions
+from hybridkv_ref.model_checks.generator_probes import read_probes
 from hybridkv_ref.model_checks.ledger import FILE, read_ledger, violated, without_fairness
+from hybridkv_ref.model_checks.mutants import mutants
+from hybridkv_ref.model_checks.spacer import goals
 from hybridkv_ref.model_checks.tasks import proof_names
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.spec_files import read_spec
@@ -47,9 +52,10 @@ def test_a_deep_run_covers_every_row_and_every_mutant() -> None:
     assert {f"deep:skipped:{e.id}" for e in TABLES.events} <= set(names)
     assert "deep:ledger" in names
     assert "deep:agreement" in names
-    assert any(n.startswith("deep:mutants:") for n in names)
-    assert any(n.startswith("deep:spacer:") for n in names)
-    assert any(n.startswith("deep:planted:") for n in names)
+    begins = range(0, len(list(mutants(SPEC, TABLES))), deep.MUTANTS_PER_TASK)
+    assert [n for n in names if n.startswith("deep:mutants:")] == [f"deep:mutants:{n}" for n in begins]
+    assert {n for n in names if n.startswith("deep:spacer:")} == {f"deep:spacer:{g.id}" for g in goals(TABLES)}
+    assert {n for n in names if n.startswith("deep:planted:")} == {f"deep:planted:{n}" for n in read_probes(SPEC_DIR)}
     assert "deep:infer" in names
     assert any(n.startswith("deep:composed:") for n in names)
 
@@ -74,7 +80,12 @@ def test_a_composed_instance_is_counted_by_every_explorer_there_is(
     found = run_deep("composed:small", SPEC, TABLES, Assumptions(TABLES), tmp_path).searches
     assert found[0].status == "not run"
     monkeypatch.undo()
-    monkeypatch.setattr(deep, "counted", lambda graph: (1, 1))
-    monkeypatch.setattr(promela, "size", lambda graph: (1, 1))
+    wrong = [dataclasses.replace(tool, wanted=lambda graph: (graph.states, 1)) for tool in EXPLORERS]
+    monkeypatch.setattr(deep, "EXPLORERS", wrong)  # one transition is not the number of transitions
     found = run_deep("composed:small", SPEC, TABLES, Assumptions(TABLES), tmp_path).searches
     assert {(s.status, s.passed) for s in found} <= {("differs", False), ("not run", True)}
+
+
+def test_an_unknown_task_is_refused() -> None:
+    with pytest.raises(KeyError, match="nothing"):
+        run_deep("nothing", SPEC, TABLES, Assumptions(TABLES), SPEC_DIR)

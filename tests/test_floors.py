@@ -63,6 +63,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "model_checks.deadness",
         "model_checks.deep",
         "model_checks.explore",
+        "model_checks.explorers",
         "model_checks.fair_cycles",
         "model_checks.finite",
         "model_checks.frames",
@@ -213,7 +214,14 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "conformance.test_rules",
         "table_rules",
     ),
-    "adapters": ("adapters", "adapters.event_stream", "adapters.vllm", "adapters.vllm_build"),
+    "adapters": (
+        "adapters",
+        "adapters.event_stream",
+        "adapters.vllm",
+        "adapters.vllm_build",
+        "adapters.vllm_features",
+        "adapters.vllm_index",
+    ),
     "front": ("", "cli", "commands", "terminal"),
 }
 

@@ -9,14 +9,13 @@ from explorers import (
     DEEP,
     FAULTS,
     INSTANCES,
-    LIMIT,
-    MEMORY_MB,
     TABLES,
+    WITH_DEPTH,
     WITHOUT_DEPTH,
+    is_seen,
     lose_guards,
     lose_the_reductions,
     names,
-    same,
     search_of,
     searched,
 )
@@ -24,6 +23,7 @@ from explorers import (
 from hybridkv_ref.expr import BOOL, INT, Lit, Op, Ref
 from hybridkv_ref.model_checks import murphi, rumur
 from hybridkv_ref.model_checks.explore import Graph, explore
+from hybridkv_ref.model_checks.explorers import MEMORY_MB, MOST_STATES, agrees
 from hybridkv_ref.model_checks.instances import Instance
 from hybridkv_ref.model_checks.model_text import Writer, counted, late
 from hybridkv_ref.model_checks.murphi import MURPHI
@@ -38,7 +38,7 @@ needs_rumur = pytest.mark.skipif(bool(rumur.missing()), reason=rumur.missing() o
 def agree(instance: Instance, optimise: str) -> int:
     """Compares the two counts; gives the number of states of our search."""
     graph = searched(instance)
-    same(graph, rumur.check(murphi.model(graph).source, MEMORY_MB, optimise), counted(graph))
+    assert agrees(graph, rumur.check(murphi.model(graph).source, MEMORY_MB, optimise), counted(graph))
     return graph.states
 
 
@@ -72,13 +72,7 @@ def test_rumur_and_our_search_agree_on_millions_of_states(name: str) -> None:
 def test_a_lost_guard_or_effect_is_seen(
     fault: Callable[[Graph, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph = search_of("graph")
-    sound = murphi.model(graph).source
-    fault(graph, monkeypatch)
-    faulty = murphi.model(graph).source
-    assert faulty != sound
-    run = rumur.check(faulty, optimise=QUICK)
-    assert run.error or (run.states, run.transitions) != counted(graph)
+    assert is_seen(fault, murphi.model, lambda source: rumur.check(source, optimise=QUICK), counted, monkeypatch)
 
 
 @needs_rumur
@@ -137,7 +131,7 @@ def test_truth_values_negative_numbers_and_choices() -> None:
     assert MURPHI.expression(implied, lambda ref: ref.name) == "(!b | (b = true))"
 
 
-@pytest.mark.parametrize(("name", "limit"), [("graph", 10), (next(n for n, i in INSTANCES.items() if i.depth), LIMIT)])
+@pytest.mark.parametrize(("name", "limit"), [("graph", 10), (WITH_DEPTH, MOST_STATES)])
 def test_a_search_that_was_cut_short_has_no_model(name: str, limit: int) -> None:
     graph = explore(TABLES, INSTANCES[name], limit)
     with pytest.raises(ValueError, match="cut short"):

@@ -9,13 +9,12 @@ from explorers import (
     DEEP,
     FAULTS,
     INSTANCES,
-    MEMORY_MB,
     TABLES,
     WITHOUT_DEPTH,
+    is_seen,
     lose_guards,
     lose_the_reductions,
     names,
-    same,
     search_of,
     searched,
 )
@@ -23,6 +22,7 @@ from explorers import (
 from hybridkv_ref.expr import BOOL, INT, Lit, Op, Ref
 from hybridkv_ref.model_checks import promela, spin
 from hybridkv_ref.model_checks.explore import Graph, explore
+from hybridkv_ref.model_checks.explorers import EXPLORERS, agrees
 from hybridkv_ref.model_checks.instances import Instance
 from hybridkv_ref.model_checks.promela import PROMELA
 from hybridkv_ref.model_checks.verifiers import VerifierError
@@ -34,8 +34,8 @@ needs_spin = pytest.mark.skipif(bool(spin.missing()), reason=spin.missing() or "
 def agree(instance: Instance) -> int:
     """Compares the two counts; gives the number of states of our search."""
     graph = searched(instance)
-    run = spin.check(promela.model(graph).source, MEMORY_MB, depth=10_000_000, table_bits=24)
-    same(graph, run, promela.size(graph))
+    tool = next(e for e in EXPLORERS if e.name == "Spin")
+    assert agrees(graph, tool.count(tool.model(graph).source), tool.wanted(graph))
     return graph.states
 
 
@@ -68,13 +68,7 @@ def test_spin_and_our_search_agree_on_millions_of_states(name: str) -> None:
 def test_a_lost_guard_or_effect_is_seen(
     fault: Callable[[Graph, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph = search_of("graph")
-    sound = promela.model(graph).source
-    fault(graph, monkeypatch)
-    faulty = promela.model(graph).source
-    assert faulty != sound
-    run = spin.check(faulty, optimise="-O0")
-    assert run.error or (run.states, run.transitions) != promela.size(graph)
+    assert is_seen(fault, promela.model, spin.check, promela.size, monkeypatch)
 
 
 @needs_spin

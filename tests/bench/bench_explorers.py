@@ -11,19 +11,16 @@ import time
 from pathlib import Path
 
 from hybridkv_ref.loader import load_tables
-from hybridkv_ref.model_checks import murphi, promela, rumur, spin
 from hybridkv_ref.model_checks.check import run_task
 from hybridkv_ref.model_checks.explore import explore
+from hybridkv_ref.model_checks.explorers import EXPLORERS, MOST_STATES
 from hybridkv_ref.model_checks.instances import Instance, read_instances
-from hybridkv_ref.model_checks.model_text import counted
 from hybridkv_ref.model_checks.space import Compiled
 from hybridkv_ref.model_checks.tasks import proof_names
 from hybridkv_ref.model_checks.verifiers import Run
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.tables import Tables
 
-LIMIT = 20_000_000
-MEMORY_MB = 12_000
 QUESTIONS = (
     "These answer different questions: an explorer counts what one finite instance can reach; the proofs say for any "
     "number of entities that no row breaks a property, and count nothing."
@@ -42,23 +39,17 @@ def explorers(tables: Tables, instance: Instance) -> None:
     """Counts one instance with every explorer there is."""
     compiled = Compiled(tables)
     begun, used = time.perf_counter(), time.process_time()
-    graph = explore(tables, instance, LIMIT, compiled)
+    graph = explore(tables, instance, MOST_STATES, compiled)
     seconds, processor = time.perf_counter() - begun, time.process_time() - used
-    for_spin, for_rumur = promela.model(graph), murphi.model(graph)
-    spin_size, rumur_size = promela.size(graph), counted(graph)
+    models = [(tool, tool.model(graph), tool.wanted(graph)) for tool in EXPLORERS]
     found = f"{graph.states:,} states, {graph.edges:,} transitions"
     print(f"{instance.name}: ours: {found} in {seconds:.1f} s ({processor:.1f})")
     del graph  # the others need the memory
-    if spin.missing():
-        print(f"{instance.name}: Spin is {spin.missing()}")
-    else:
-        run = spin.check(for_spin.source, MEMORY_MB, depth=10_000_000, table_bits=24)
-        quote(f"{instance.name}: Spin", run, len(for_spin.asserted), spin_size)
-    if rumur.missing():
-        print(f"{instance.name}: Rumur is {rumur.missing()}")
-    else:
-        run = rumur.check(for_rumur.source, MEMORY_MB)
-        quote(f"{instance.name}: Rumur", run, len(for_rumur.asserted), rumur_size)
+    for tool, model, size in models:
+        if absent := tool.missing():
+            print(f"{instance.name}: {tool.name} is {absent}")
+        else:
+            quote(f"{instance.name}: {tool.name}", tool.count(model.source), len(model.asserted), size)
 
 
 def quote(label: str, run: Run, asserted: int, size: tuple[int, int]) -> None:
