@@ -1,7 +1,8 @@
 """One request's working state: where the rows of every layer lie, and how they are moved.
 
-The decoder knows nothing of memory but ``RunningState``: ``rows(layer, group)`` gives an object's ``Rows``: a byte arena,
-a page, a block table and, for rings, the phase rule.  ``decoder_segments`` has the state in the reference allocator.
+The decoder knows nothing of memory but ``RunningState``: ``rows(layer, group)`` gives an object's ``Rows``: a byte
+arena, a page, a block table and, for rings, the phase rule.  ``decoder_segments`` has the state in the reference
+allocator.
 ``PrivateState`` is the plain form: arenas of its own, every byte poisoned (all ones: NaN in every layout) until it is
 written, so that whatever reads a row which nobody made or restored shows it.
 """

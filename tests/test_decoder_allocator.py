@@ -19,6 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_decoder import COARSE, FINE, LENGTH, OTHER_ORDER, evictions, requests
 
+from hybridkv_ref.allocator import CacheSegment
+from hybridkv_ref.allocator.reshape import slots_of
 from hybridkv_ref.decoder import Decoder
 from hybridkv_ref.decoder_allocator import AllocatedSession, prefetch
 from hybridkv_ref.decoder_geometry import Layouts, Sizes
@@ -335,6 +337,67 @@ def test_without_the_version_in_the_table_stale_keys_choose_other_entries(tmp_pa
         decoder, session = of_the_next_epoch(here)
         assert session.hit.r == 40
         assert (prefill(session, LENGTH) - decoder.from_scratch(A)[0][40:]).abs().max() > 1e-3
+
+
+# ---- Segments that change without a request --------------------------------------------------------------------------
+
+
+def hit_of_all(here: Memory) -> bool:
+    """Whether a request over A, which is cached, reads all of it and gives the right logits."""
+    session = here.session(A)
+    logits = prefill(session, LENGTH)
+    session.finish()
+    assert session.hit.r == 40
+    return torch.equal(logits, truth(here.plan, A).logits[40:])
+
+
+def test_segments_may_move() -> None:
+    """Defragmented, every segment lies elsewhere, and a hit reads the same bytes."""
+    here = memory(FINE, LENGTH, 4)
+    with here.allocator:
+        serve_all(here, A)
+        before = {id(segment): slots_of(segment).tolist() for segment in here.allocator.segments()}
+        for segment in here.allocator.segments():
+            here.allocator.reshape.move(segment)
+        after = {id(segment): slots_of(segment).tolist() for segment in here.allocator.segments()}
+        assert all(before[one] != after[one] for one in before)
+        assert hit_of_all(here)
+        assert here.faults() == []
+
+
+def skew(here: Memory, phase: int) -> CacheSegment:
+    """A is cached, and the last of its windows lies as in a ring that begins ``phase`` rows later."""
+    serve_all(here, A)
+    last = LENGTH // here.allocator.geometry.unit * here.allocator.geometry.unit
+    (window,) = (s for s in here.allocator.segments() if s.kind == "swa_window" and s.token_range[1] == last)
+    here.allocator.book.write_rows(window, 0, here.allocator.rows(window).roll(phase, dims=1))
+    here.allocator.transition(window, "skew", phase=phase)
+    return window
+
+
+@pytest.mark.parametrize("sizes", [FINE, COARSE], ids=["rows", "blocks of rows"])
+def test_a_skewed_window_is_read_after_it_is_realigned(sizes: Sizes) -> None:
+    """Until then a hit ends before it."""
+    here = memory(sizes, LENGTH, 4)
+    with here.allocator:
+        window = skew(here, 3)
+        before = here.session(A)
+        assert before.hit.r == window.token_range[0]
+        before.abort()
+        here.allocator.reshape.realign(window)
+        after = here.session(A)
+        assert after.hit.r == window.token_range[1]
+        assert torch.equal(prefill(after, LENGTH), truth(here.plan, A).logits[after.hit.r :])
+        assert here.faults() == []
+
+
+def test_a_skewed_window_that_the_table_lets_pass_gives_other_logits(tmp_path: Path) -> None:
+    spec = copy_spec(tmp_path)
+    edit(spec / "kinds/swa_window.toml", 'READABLE = ["READY"]', 'READABLE = ["READY", "MISALIGNED"]')
+    here = memory(FINE, LENGTH, 4, spec=spec)
+    with here.allocator:
+        skew(here, 3)
+        assert not hit_of_all(here)
 
 
 # ---- Threads ---------------------------------------------------------------------------------------------------------

@@ -163,6 +163,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "allocator.refinement",
         "allocator.replay",
         "allocator.requests",
+        "allocator.reshape",
         "allocator.spills",
         "allocator.tiers",
         "allocator.writer",

@@ -50,6 +50,7 @@ from hybridkv_ref.allocator.records import (
     Verdict,
 )
 from hybridkv_ref.allocator.requests import Requests
+from hybridkv_ref.allocator.reshape import Reshape
 from hybridkv_ref.allocator.tiers import Tiers
 from hybridkv_ref.allocator.writer import Fill, Writer
 from hybridkv_ref.errors import InputError
@@ -123,6 +124,7 @@ class HeterogeneousAllocator(Environment):
         self.evictor = Evictor(self.book, geometry.policy)
         self.writer = Writer(self.book, self.evictor)
         self.handoffs = Handoffs(self.book, self.evictor)
+        self.reshape = Reshape(self.book, self.handoffs)
         finder = Finder([g.recovery for g in geometry.groups], dict(ahead or {}), spec)
         self.hits = Hits(self.book, self.evictor, finder, replay)
         self.requests = Requests(self.book, dict(ahead or {}))

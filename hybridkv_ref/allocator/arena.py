@@ -52,6 +52,11 @@ class Arena:
             self.bytes[torch.from_numpy(slots)] = 0
         return slots
 
+    def lowest(self, count: int) -> Slots:
+        """``count`` free slots with the least numbers, cleared; MemoryError where there are not so many."""
+        self.free.sort(reverse=True)
+        return self.take(count)
+
     def give(self, slots: Slots) -> None:
         """Takes slots back and poisons them."""
         flat = slots.reshape(-1)

@@ -5,7 +5,7 @@ no slots, one that has shrunk gives slots back, one that is readable and has a k
 lock, in the same atomic step as the row.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -279,6 +279,17 @@ def _flat(segment: CacheSegment) -> list[int]:
 def whole_blocks(sources: Sequence[int], targets: Sequence[int], stride: int) -> Tensor:
     """int64 [n, 5]: moves of whole blocks, as ``copy_blocks`` takes them."""
     moves = [[source, 0, target, 0, stride] for source, target in zip(sources, targets, strict=True)]
+    return torch.tensor(moves, dtype=torch.int64).view(-1, 5)
+
+
+def row_moves(old: Page, new: Page, places: Iterable[tuple[int, int, int, int]]) -> Tensor:
+    """int64 [n, 5]: moves of single rows: (block, entry) of one arena to (block, entry) of another."""
+    moves = [
+        [a, r.base + i * r.entry_step + h * r.head_step, b, s.base + j * s.entry_step + h * s.head_step, r.count]
+        for a, i, b, j in places
+        for r, s in zip(old.regions(), new.regions(), strict=True)
+        for h in range(old.heads)
+    ]
     return torch.tensor(moves, dtype=torch.int64).view(-1, 5)
 
 

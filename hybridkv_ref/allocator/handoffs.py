@@ -4,12 +4,13 @@ A copy or a fold is two rows with a kernel between them: the one that the row wh
 a fold's runs in the step of the model that pools the rows, between ``fold_begin`` and ``fold_end``.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+from torch import Tensor
 
-from hybridkv_ref.allocator.book import Book
+from hybridkv_ref.allocator.book import Book, row_moves, whole_blocks
 from hybridkv_ref.allocator.eviction import Evictor
 from hybridkv_ref.allocator.records import CacheSegment, Lease, Request
 from hybridkv_ref.errors import InputError
@@ -35,10 +36,20 @@ class Handoffs:
         """The event of a handoff between these segments."""
         return self.ledger.handoff_id(row, src.kind, dst.kind)
 
-    def fire(self, row: str, src: CacheSegment, dst: CacheSegment, *copy: Any, **inputs: int) -> None:
-        """A handoff in the lane of its source, whose constants are those of both."""
+    def fire(
+        self,
+        row: str,
+        src: CacheSegment,
+        dst: CacheSegment,
+        *copy: Any,
+        before: Callable[[], None] | None = None,
+        **inputs: int,
+    ) -> None:
+        """A handoff in the lane of its source, whose constants are those of both; ``before`` the books are settled."""
 
         def settle() -> None:
+            if before is not None:
+                before()
             self.book.settle(src)
             self.book.settle(dst)
 
@@ -86,7 +97,7 @@ class Handoffs:
         try:
             arena = self.book.arena(source.group).bytes
             run = self.ledger.kernel(self.event("clone_begin", source, target))
-            run(arena, arena, torch.tensor(self.moves(source, target)), unit=8)
+            run(arena, arena, self.moves(source, target), unit=8)
         except BaseException:
             self.fire("clone_fail", source, target, copy)
             raise
@@ -100,24 +111,20 @@ class Handoffs:
         with self.ledger.lock:
             self.book.copies.append(copy)
 
-    def moves(self, source: CacheSegment, target: CacheSegment) -> list[list[int]]:
+    def moves(self, source: CacheSegment, target: CacheSegment) -> Tensor:
         """What ``copy_blocks`` has to move, for every layer: whole states, or rows by their positions."""
-        page, lo, hi = source.group.page, *source.token_range
+        page, (lo, hi) = source.group.page, source.token_range
         if source.slots is None or target.slots is None:
             raise InputError(f"{source!r}:clone: a side of the copy holds no memory")
-        found = []
-        for old, new in zip(source.slots.tolist(), target.slots.tolist(), strict=True):
-            if source.group.whole:
-                found += [[a, 0, b, 0, page.stride] for a, b in zip(old, new, strict=True)]
-                continue
-            for position in range(lo, hi):
-                a, i = divmod(place_of(source, position), page.entries)
-                b, j = divmod(place_of(target, position), page.entries)
-                found += [
-                    [old[a], r.base + i * r.entry_step, new[b], r.base + j * r.entry_step, r.count]
-                    for r in page.regions()
-                ]
-        return found
+        if source.group.whole:
+            return whole_blocks(source.slots[:, 0].tolist(), target.slots[:, 0].tolist(), page.stride)
+        ends = [(place_of(source, position), place_of(target, position)) for position in range(lo, hi)]
+        places = [
+            (old[a // page.entries], a % page.entries, new[b // page.entries], b % page.entries)
+            for old, new in zip(source.slots.tolist(), target.slots.tolist(), strict=True)
+            for a, b in ends
+        ]
+        return row_moves(page, page, places)
 
     def reopen(self, segment: CacheSegment, request: Request) -> Lease:
         """A request writes on in a complete segment that nobody else holds."""
