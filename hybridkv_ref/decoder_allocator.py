@@ -61,7 +61,7 @@ class AllocatedSession:
         self.hit, self.exact_from = self.lease.plan, self.lease.plan.r
         self.position = self.pending = self.hit.r
         try:
-            self.state = Segments(decoder, allocator, self.request, self.position)
+            self.state = Segments(decoder, allocator, self.request, self.hit.r, self.hit.frontier)
         except BaseException:
             self.abort()
             raise
@@ -98,7 +98,7 @@ class AllocatedSession:
         return torch.cat(made)
 
     def _step(self, at: int, to: int, padding: int) -> Tensor:
-        begun = self.state.begin(at, to, self.hit.frontier)
+        begun = self.state.begin(at, to)
         try:
             logits = self.decoder.forward(self.tokens[at:to], at, self.hit.frontier, self.state, padding)
         except BaseException:

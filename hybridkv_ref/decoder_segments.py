@@ -32,16 +32,21 @@ from hybridkv_ref.decoder_state import Rows, copy_rows
 
 
 class Segments:
-    """The segments of a running request, as the decoder's state; ``position``: tokens that are committed."""
+    """The segments of a running request, as the decoder's state; ``position``: tokens that are committed.
 
-    def __init__(self, decoder: Decoder, allocator: HeterogeneousAllocator, request: Request, position: int) -> None:
+    A hit at ``start`` with entries cached up to ``frontier`` is being read: tokens between the two are computed again.
+    """
+
+    def __init__(
+        self, decoder: Decoder, allocator: HeterogeneousAllocator, request: Request, start: int, frontier: int
+    ) -> None:
         self._decoder, self._allocator, self._request = decoder, allocator, request
         self._groups = allocator.geometry.groups
         self._unit = allocator.geometry.unit
         self._running: dict[int, CacheSegment] = {}  # by group: the tail or state that goes on
         self._drafts: dict[int, dict[int, CacheSegment]] = {}  # by group and position: states of drafts
         self._tables: dict[tuple[int, str], Rows] = {}
-        self.position = position
+        self.position, self._frontier = start, frontier
         for group in self._groups:
             if group.exact:
                 self._running[group.index] = self._begin(group)
@@ -55,6 +60,10 @@ class Segments:
     def begins(self, layer: int) -> int:
         """0: a hit is full, so every row that a query may see is there."""
         return 0
+
+    def writes_from(self, group: str) -> int:
+        """The end of what the hit's segments hold: they are whole grid units, and nobody writes in what is cached."""
+        return max((s.token_range[1] for s in self._hit_of(self._allocator.geometry.group(group))), default=0)
 
     def pool(self, tail: str) -> Callable[..., Tensor]:
         """The operation that the tables name for a fold of this tail."""
@@ -81,21 +90,21 @@ class Segments:
                     for n in range(1, drafts + 1)
                 }
 
-    def begin(self, at: int, to: int, frontier: int) -> tuple[list[Fold], list[Lease]]:
+    def begin(self, at: int, to: int) -> tuple[list[Fold], list[Lease]]:
         """A step over tokens [at, to) begins: its rows have places, its folds hold what they read."""
         writer = self._allocator.writer
         for group in self._groups:
             if group.whole:
                 self._append_states(group, at, to)
             elif group.exact:
-                writer.append(self._running[group.index], self._request, to - at)
-            else:
+                self._append_rows(self._running[group.index], to)
+            elif to > (self.writes_from(group.name) if group.group.shape == "window" else self._frontier):
                 segment = self._unit_of(group, at) or self._allocate(group, self._span(at))
                 if group.group.shape == "window":
                     writer.append(segment, self._request, to - at)
         folds = []
         for tail in self._groups:
-            if tail.cache != tail.index and to % (tail.group.ratio or 1) == 0 and to > frontier:
+            if tail.cache != tail.index and to % (tail.group.ratio or 1) == 0 and to > self._frontier:
                 entries = self._unit_of(self._groups[tail.cache], at)
                 if entries is not None:
                     folds.append(self._allocator.handoffs.fold_begin(self._running[tail.index], entries))
@@ -110,6 +119,12 @@ class Segments:
         for fold in folds:
             self._allocator.handoffs.fold_end(fold, failed)
         self._allocator.complete(leases)
+
+    def _append_rows(self, tail: CacheSegment, to: int) -> None:
+        """Rows of a tail; of tokens before the frontier only those that the first fold after it needs."""
+        end = tail.token_range[1]
+        if to > end:
+            self._allocator.writer.append(tail, self._request, to - end)
 
     def _append_states(self, group: GroupGeometry, at: int, to: int) -> None:
         drafts = self._drafts.get(group.index)
@@ -148,12 +163,13 @@ class Segments:
     def _refuse_rows(self, tail: GroupGeometry) -> None:
         """Takes back rows and entries of refused drafts, the last ones first."""
         segment, entries = self._running[tail.index], self._groups[tail.cache]
-        while segment.token_range[1] > self.position:
+        position = max(self.position, self._frontier)
+        while segment.token_range[1] > position:
             mark = segment.entity.mark
-            to = max(self.position, mark)
+            to = max(position, mark)
             if to < segment.token_range[1]:
                 self._allocator.transition(segment, "reject_drafts", request=self._request, to=to)
-            if self.position < mark:
+            if position < mark:
                 last = self._unit_of(entries, mark - 1)
                 later = self._unit_of(entries, mark)
                 if later is not None and later is not last:
@@ -195,8 +211,8 @@ class Segments:
     def _snapshot(self, group: GroupGeometry, running: CacheSegment, cut: int) -> None:
         """The rows of a tail that resuming at ``cut`` needs, in a segment of their own."""
         lo, hi = group.extent(cut)
-        if lo == hi:
-            return
+        if lo == hi or (lo < running.token_range[0] and cut <= self._frontier):
+            return  # nothing is needed there, or it was not computed
         segment = self._allocate(group, (lo, hi))
         self._allocator.writer.append(segment, self._request, hi - lo)
         for source, target in zip(self._layers(group, running), self._layers(group, segment), strict=True):
@@ -218,11 +234,13 @@ class Segments:
 
     def _begin(self, group: GroupGeometry) -> CacheSegment:
         """The tail or state that computing goes on in: a copy of the hit's, or an empty one."""
-        ring, at = group.group.ring_rows or 0, self.position
-        for lease in self._request.hits:
-            if lease.segment.group is group:
-                return self._allocator.handoffs.resume(lease.segment, self._request, ring)
-        return self._allocate(group, (0 if group.whole else group.recovery.need(at, at)[0], at + 1), ring)
+        ring, (first, _, _) = group.group.ring_rows or 0, group.recovery.need(self.position, self._frontier)
+        for segment in self._hit_of(group):
+            return self._allocator.handoffs.resume(segment, self._request, ring)
+        return self._allocate(group, (0, 1) if group.whole else (first, self._frontier + 1), ring)
+
+    def _hit_of(self, group: GroupGeometry) -> list[CacheSegment]:
+        return [lease.segment for lease in self._request.hits if lease.segment.group is group]
 
     def _allocate(self, group: GroupGeometry, span: tuple[int, int], ring: int = 0) -> CacheSegment:
         return self._allocator.writer.allocate(span, group, self._request, ring=ring)

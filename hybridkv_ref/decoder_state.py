@@ -87,6 +87,9 @@ class RunningState(Protocol):
     def rows(self, layer: int, group: str) -> Rows:
         """The rows of ``group`` in ``layer``."""
 
+    def writes_from(self, group: str) -> int:
+        """The first position whose window row a step writes: earlier ones are there already."""
+
     def pool(self, tail: str) -> Callable[..., Tensor]:
         """The operation of ``kernels/`` by which rows of this tail become entries."""
 
@@ -115,6 +118,10 @@ class PrivateState:
     def rows(self, layer: int, group: str) -> Rows:
         """The rows of ``group`` in ``layer``."""
         return self._rows[layer, group]
+
+    def writes_from(self, group: str) -> int:
+        """0: what was restored is a copy of its own."""
+        return 0
 
     def pool(self, tail: str) -> Callable[..., Tensor]:
         """``compress_pool_quant``."""

@@ -30,16 +30,19 @@ from hybridkv_ref.kernels import compress_pool_quant as pooling
 from hybridkv_ref.kernels import copy_blocks as copying
 from hybridkv_ref.machine import Refused
 
+NO_STATE = msgspec.structs.replace(FINE, layers=("window", "csa", "window", "hca"))
 A, B = sequence(FINE, 1, LENGTH), sequence(FINE, 2, LENGTH)
 spills = st.builds(Spill, first=st.integers(0, 40), stride=st.integers(1, 9))
 events = requests(modes=("full",)) | requests(modes=("full",)) | evictions | spills | st.just(Restore())
 
 
-def check(sizes: Sizes, shared: int, history: list[Event], room: int, layouts: Layouts | None = None) -> None:
+def check(
+    sizes: Sizes, shared: int, history: list[Event], room: int, replay: int, layouts: Layouts | None = None
+) -> None:
     """Exact logits and bytes, bit for bit in fixed order; two texts that share their first tokens."""
     a, b = sequence(sizes, 1, LENGTH), sequence(sizes, 2, LENGTH)
     texts = (a, a[:shared] + b[shared:])
-    here = memory(sizes, LENGTH, room, layouts)
+    here = memory(sizes, LENGTH, room, layouts, replay=replay)
     with here.allocator:
         played = play(here, texts, history)
         assert played.worst <= (0.0 if sizes.fixed_order else TOLERANCE)
@@ -49,35 +52,45 @@ def check(sizes: Sizes, shared: int, history: list[Event], room: int, layouts: L
 
 
 @pytest.mark.parametrize("fixed_order", [True, False])
-@pytest.mark.parametrize("sizes", [FINE, COARSE, OTHER_ORDER], ids=["fine", "coarse", "other order"])
+@pytest.mark.parametrize(
+    "sizes", [FINE, COARSE, OTHER_ORDER, NO_STATE], ids=["fine", "coarse", "other order", "no state"]
+)
 @given(
     shared=st.sampled_from((0, 8, 16, 23)),
     history=st.lists(events, min_size=2, max_size=6),
     room=st.sampled_from((8, 1)),
+    replay=st.sampled_from((0, 16)),
 )
 @settings(max_examples=7)
-def test_any_history(sizes: Sizes, fixed_order: bool, shared: int, history: list[Event], room: int) -> None:
-    check(msgspec.structs.replace(sizes, fixed_order=fixed_order), shared, history, room)
+def test_any_history(
+    sizes: Sizes, fixed_order: bool, shared: int, history: list[Event], room: int, replay: int
+) -> None:
+    check(msgspec.structs.replace(sizes, fixed_order=fixed_order), shared, history, room, replay)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("fixed_order", [True, False])
-@pytest.mark.parametrize("sizes", [FINE, COARSE, OTHER_ORDER], ids=["fine", "coarse", "other order"])
+@pytest.mark.parametrize(
+    "sizes", [FINE, COARSE, OTHER_ORDER, NO_STATE], ids=["fine", "coarse", "other order", "no state"]
+)
 @given(
     shared=st.integers(0, LENGTH),
     history=st.lists(events, min_size=2, max_size=9),
     room=st.integers(1, 4),
+    replay=st.sampled_from((0, 8, 16)),
 )
 @settings(max_examples=100)
-def test_any_history_deep(sizes: Sizes, fixed_order: bool, shared: int, history: list[Event], room: int) -> None:
-    check(msgspec.structs.replace(sizes, fixed_order=fixed_order), shared, history, room)
+def test_any_history_deep(
+    sizes: Sizes, fixed_order: bool, shared: int, history: list[Event], room: int, replay: int
+) -> None:
+    check(msgspec.structs.replace(sizes, fixed_order=fixed_order), shared, history, room, replay)
 
 
 @given(shared=st.sampled_from((0, 8, 16, 23)), history=st.lists(events, min_size=2, max_size=6))
 @settings(max_examples=7)
 def test_any_history_quantised(shared: int, history: list[Event]) -> None:
     """Entries and window rows in fp8, the rest in fp32."""
-    check(QUANTISED, shared, history, 1, FP8)
+    check(QUANTISED, shared, history, 1, 0, FP8)
 
 
 def test_the_histories_are_not_vacuous(tmp_path: Path) -> None:
@@ -101,6 +114,37 @@ def test_the_histories_are_not_vacuous(tmp_path: Path) -> None:
         fired = {event.partition("[")[0].rpartition(".")[2] for event in here.shadow.counts}
         assert {"clone_end", "reopen", "fold_end", "unfold", "reject_drafts", "accept_tokens"} <= fired
         assert {"spill_end", "restore_part", "publish", "free", "dispatch", "complete"} <= fired
+        here.allocator.drain()
+        assert here.faults() == []
+
+
+# ---- Two positions ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "start"), [(FINE, 24), (NO_STATE, 28), (OTHER_ORDER, 16)], ids=["snapshot", "inside a unit", "coarse"]
+)
+def test_a_replay_stands_in_for_tails(sizes: Sizes, start: int) -> None:
+    """No CSA tail is cached: computing begins before the frontier, and everything from there on is exact."""
+    here, text = memory(sizes, LENGTH, 4, replay=16), sequence(sizes, 1, LENGTH)
+    known = truth(here.plan, text)
+    with here.allocator:
+        first = here.session(text[:34])
+        prefill(first, 34)
+        first.finish()
+        for segment in here.allocator.segments():
+            if segment.group.name in ("csa_tail", "csa_index_tail"):
+                here.allocator.deallocate(segment)
+        session = here.session(text)
+        assert (session.hit.r, session.hit.frontier) == (start, 32)
+        assert torch.equal(prefill(session, LENGTH), known.logits[start:])
+        session.finish()
+        assert wrong_bytes(here, [known]) == []
+        again = here.session(text)
+        assert (
+            again.hit.r == again.hit.frontier == LENGTH // here.allocator.geometry.unit * here.allocator.geometry.unit
+        )
+        again.abort()
         here.allocator.drain()
         assert here.faults() == []
 

@@ -80,6 +80,9 @@ class HeterogeneousAllocator(Environment):
     media         other media than those that ``host_bytes`` and ``store`` name, by the tables' name of the medium
     observer      told of every row
     poison        free slots are overwritten, so that a late read shows
+
+    Rows of two segments, clones and folds, are fired with ``handoffs``; what moves, cuts, joins or turns a segment that
+    nobody holds with ``reshape``.
     """
 
     def __init__(
