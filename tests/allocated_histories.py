@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from allocator_tools import idle
 from decoder_histories import TOLERANCE, Evict, Request, Truth, differences, serve, truth
 from decoder_histories import planner as planner_of
 
@@ -128,6 +129,7 @@ def play(here: Memory, texts: Sequence[tuple[int, ...]], history: Sequence[Event
                 played.compared.append(len(apart))
                 played.hits.append(session.hit.r)
             case Evict():
+                idle(here.allocator)
                 for segment in here.allocator.segments()[event.first :: event.stride]:
                     if isinstance(event, Spill):
                         here.allocator.evictor.evict(segment)

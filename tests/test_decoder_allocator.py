@@ -126,7 +126,7 @@ def test_the_histories_are_not_vacuous(tmp_path: Path) -> None:
 )
 def test_a_replay_stands_in_for_tails(sizes: Sizes, start: int) -> None:
     """No CSA tail is cached: computing begins before the frontier, and everything from there on is exact."""
-    here, text = memory(sizes, LENGTH, 4, replay=16), sequence(sizes, 1, LENGTH)
+    here, text = memory(sizes, LENGTH, 4, replay=16, host_bytes=0), sequence(sizes, 1, LENGTH)
     known = truth(here.plan, text)
     with here.allocator:
         first = here.session(text[:34])
@@ -349,7 +349,7 @@ def of_the_next_epoch(here: Memory) -> tuple[Decoder, AllocatedSession]:
 
 def test_stale_index_keys_are_refused_until_they_are_rebuilt() -> None:
     """L1 refuses them, so everything is computed; re-encoded by the CPU pipeline they serve the whole hit."""
-    here = memory(FINE, LENGTH, 4)
+    here = memory(FINE, LENGTH, 4, host_bytes=0)
     with here.allocator:
         decoder, session = of_the_next_epoch(here)
         known = decoder.from_scratch(A)[0]
@@ -376,7 +376,7 @@ def test_stale_index_keys_are_refused_until_they_are_rebuilt() -> None:
 def test_without_the_version_in_the_table_stale_keys_choose_other_entries(tmp_path: Path) -> None:
     spec = copy_spec(tmp_path)
     edit(spec / "kinds/indexer_state.toml", 'when = ["mark == req.version", ', "when = [")
-    here = memory(FINE, LENGTH, 4, spec=spec)
+    here = memory(FINE, LENGTH, 4, spec=spec, host_bytes=0)
     with here.allocator:
         decoder, session = of_the_next_epoch(here)
         assert session.hit.r == 40
@@ -397,7 +397,7 @@ def hit_of_all(here: Memory) -> bool:
 
 def test_segments_may_move() -> None:
     """Defragmented, every segment lies elsewhere, and a hit reads the same bytes."""
-    here = memory(FINE, LENGTH, 4)
+    here = memory(FINE, LENGTH, 4, host_bytes=0)
     with here.allocator:
         serve_all(here, A)
         before = {id(segment): slots_of(segment).tolist() for segment in here.allocator.segments()}
@@ -422,7 +422,7 @@ def skew(here: Memory, phase: int) -> CacheSegment:
 @pytest.mark.parametrize("sizes", [FINE, COARSE], ids=["rows", "blocks of rows"])
 def test_a_skewed_window_is_read_after_it_is_realigned(sizes: Sizes) -> None:
     """Until then a hit ends before it."""
-    here = memory(sizes, LENGTH, 4)
+    here = memory(sizes, LENGTH, 4, host_bytes=0)
     with here.allocator:
         window = skew(here, 3)
         before = here.session(A)
@@ -438,7 +438,7 @@ def test_a_skewed_window_is_read_after_it_is_realigned(sizes: Sizes) -> None:
 def test_a_skewed_window_that_the_table_lets_pass_gives_other_logits(tmp_path: Path) -> None:
     spec = copy_spec(tmp_path)
     edit(spec / "kinds/swa_window.toml", 'READABLE = ["READY"]', 'READABLE = ["READY", "MISALIGNED"]')
-    here = memory(FINE, LENGTH, 4, spec=spec)
+    here = memory(FINE, LENGTH, 4, spec=spec, host_bytes=0)
     with here.allocator:
         skew(here, 3)
         assert not hit_of_all(here)
