@@ -91,7 +91,10 @@ class Segments:
                 }
 
     def begin(self, at: int, to: int) -> tuple[list[Fold], list[Lease]]:
-        """A step over tokens [at, to) begins: its rows have places, its folds hold what they read."""
+        """A step over tokens [at, to) begins: its rows have places, its folds hold what they read.
+
+        Refused where memory is needed and nothing can make way; then no fold has begun.
+        """
         writer = self._allocator.writer
         for group in self._groups:
             if group.whole:
@@ -102,14 +105,18 @@ class Segments:
                 segment = self._unit_of(group, at) or self._allocate(group, self._span(at))
                 if group.group.shape == "window":
                     writer.append(segment, self._request, to - at)
-        folds = []
-        for tail in self._groups:
-            if tail.cache != tail.index and to % (tail.group.ratio or 1) == 0 and to > self._frontier:
-                entries = self._unit_of(self._groups[tail.cache], at)
-                if entries is not None:
-                    folds.append(self._allocator.handoffs.fold_begin(self._running[tail.index], entries))
         leases = [one for one in self._leases() if self._allocator.ledger.has(one.segment.kind, "dispatch")]
-        self._allocator.book.dispatch(leases)
+        folds: list[Fold] = []
+        try:
+            for tail in self._groups:
+                if tail.cache != tail.index and to % (tail.group.ratio or 1) == 0 and to > self._frontier:
+                    entries = self._unit_of(self._groups[tail.cache], at)
+                    if entries is not None:
+                        folds.append(self._allocator.handoffs.fold_begin(self._running[tail.index], entries))
+            self._allocator.book.dispatch(leases)
+        except BaseException:
+            self.end((folds, []), failed=True)
+            raise
         self._place(at)
         return folds, leases
 

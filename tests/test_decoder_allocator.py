@@ -225,8 +225,27 @@ def test_another_kernel_in_the_table_is_what_runs(tmp_path: Path) -> None:
     spec = copy_spec(tmp_path)
     edit(spec / "protocols/handoffs.toml", 'kernel = "compress_pool_quant"', 'kernel = "no_such_operation"')
     here = memory(FINE, LENGTH, 1, spec=spec)
-    with here.allocator, pytest.raises(InputError, match="there is no operation 'no_such_operation'"):
-        prefill(here.session(A), 8)
+    with here.allocator:
+        with pytest.raises(InputError, match="there is no operation 'no_such_operation'"):
+            prefill(here.session(A), 8)
+        assert here.allocator.segments() == []
+        assert here.faults() == []
+
+
+def test_a_step_that_cannot_begin_leaves_nothing() -> None:
+    """Its folds have begun when the device refuses it: they fail, and the request ends."""
+    here = memory(FINE, LENGTH, 1)
+    with here.allocator:
+        session = here.session(A)
+        prefill(session, 7)
+        with (
+            mock.patch.object(here.allocator.book, "dispatch", side_effect=MemoryError),
+            pytest.raises(MemoryError),
+        ):
+            session.prefill(1)
+        assert {"fold_fail[uncompressed_tail>compressed_kv]"} <= here.shadow.counts.keys()
+        assert here.allocator.segments() == []
+        assert here.faults() == []
 
 
 def test_the_kernel_of_a_spill_and_of_a_load_runs_between_their_rows(tmp_path: Path) -> None:
