@@ -97,7 +97,7 @@ class Handoffs:
         try:
             arena = self.book.arena(source.group).bytes
             run = self.ledger.kernel(self.event("clone_begin", source, target))
-            run(arena, arena, self.moves(source, target), unit=8)
+            run(arena, arena, self.moves(source, target).to(arena.device), unit=8)
         except BaseException:
             self.fire("clone_fail", source, target, copy)
             raise

@@ -35,7 +35,7 @@ class Reshape:
                 arena.give(new)
                 raise
             moves = whole_blocks(old.reshape(-1).tolist(), new.tolist(), arena.page.stride)
-            self.ledger.kernel(event)(arena.bytes, arena.bytes, moves, unit=8)
+            self.ledger.kernel(event)(arena.bytes, arena.bytes, moves.to(arena.bytes.device), unit=8)
             segment.slots = new.reshape(old.shape)
             arena.give(old)
 
@@ -45,6 +45,7 @@ class Reshape:
         Refused where nothing is misaligned or somebody holds it.
         """
         group, phase = segment.group, segment.entity.mark
+        gather = self.ledger.kernel(self.ledger.event_id(segment.kind, "realign_begin"))
         self.book.fire(segment, "realign_begin")
         slots, (lo, hi) = slots_of(segment), segment.token_range
         page, count, arena = group.page, group.rows(lo, hi), self.book.arena(group).bytes
@@ -55,12 +56,11 @@ class Reshape:
             for layer, blocks in enumerate(slots.tolist())
             for row, block in ((row, blocks[row // page.entries]) for row in range(count))
         ]
-        copy_blocks(arena, held, row_moves(page, ring, places), unit=8)
+        copy_blocks(arena, held, row_moves(page, ring, places).to(arena.device), unit=8)
         layers = torch.arange(group.layers, device=arena.device)
-        gather = self.ledger.kernel(self.ledger.event_id(segment.kind, "realign_begin"))
         gather(held, layers, torch.full_like(layers, phase), torch.full_like(layers, count), turned, ring, ring)
         back = [(layer, row, block, entry) for block, entry, layer, row in places]
-        copy_blocks(turned, arena, row_moves(ring, page, back), unit=8)
+        copy_blocks(turned, arena, row_moves(ring, page, back).to(arena.device), unit=8)
         self.book.wait()
         self.book.fire(segment, "realign_end")
 
