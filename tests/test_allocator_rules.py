@@ -16,12 +16,13 @@ import torch
 from allocator_tools import GEOMETRY, TABLES, cold, hit, idle, make, prompt, run
 
 from hybridkv_ref.allocator import HeterogeneousAllocator, HitLease, NotAdmitted, build, demand, size_caps
-from hybridkv_ref.allocator.abi import describe, unserved
+from hybridkv_ref.allocator.abi import DECLARED, describe, unserved
 from hybridkv_ref.allocator.admission import gate
 from hybridkv_ref.allocator.arena import NULL_SLOT
 from hybridkv_ref.allocator.lockstep import UNIT, keep_all, small_model
 from hybridkv_ref.allocator.media import Files
 from hybridkv_ref.allocator.refinement import differences
+from hybridkv_ref.decoder_geometry import Descriptor
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.layouts import load
 from hybridkv_ref.machine import Refused
@@ -607,6 +608,12 @@ def test_heads_of_two_sizes_in_one_layer_cannot_be_merged() -> None:
     why = unserved(build(msgspec.structs.replace(model, groups=groups)).groups, "cpu")
     assert why is not None
     assert "16 and 8 elements" in why
+
+
+def test_what_is_declared_of_scores_is_what_the_decoder_stores() -> None:
+    """Folding adds no bias, so a stored score has it."""
+    folded = Descriptor(layout="state_fp32", dim=8, tile=8, scale_rule="", ratio=4)
+    assert DECLARED["state"]["bias"] == ("included" if folded.bias_in_score else "excluded")
 
 
 # ---- Pointers, null slot, order of eviction --------------------------------------------------------------------------
