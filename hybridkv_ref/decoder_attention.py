@@ -20,7 +20,6 @@ from hybridkv_ref.kernels.index_build import index_build
 from hybridkv_ref.kernels.indexer_logits import indexer_logits
 from hybridkv_ref.kernels.merge_lse import merge_lse
 from hybridkv_ref.kernels.segment_decode import segment_decode
-from hybridkv_ref.kernels.tail_append import tail_append
 from hybridkv_ref.kernels.topk_select import topk_select
 
 CONVENTION = Lse.FLASHMLA
@@ -101,13 +100,14 @@ class AttentionLayer:
         """Appends the step's tail rows and makes the entries that end in the step and after the frontier."""
         tail, target = state.rows(self.layer, folded.tail), state.rows(self.layer, folded.entries)
         kv, score = (linear(x, m, self.sizes.fixed_order).contiguous() for m in (weights.kv, weights.gate))
-        tail_append(kv, score, weights.bias, step.positions.clamp(min=0), step.slots(tail), tail.arena, tail.page)
+        append, pool = state.operation("append", folded.tail), state.operation("fold_begin", folded.tail)
+        append(kv, score, weights.bias, step.positions.clamp(min=0), step.slots(tail), tail.arena, tail.page)
         last = step.end // folded.ratio
         made = torch.arange(min(max(step.start, step.frontier) // folded.ratio, last), last)
         if len(made):
             first = made * folded.ratio
             pooled = first[:, None] + torch.arange(-folded.halo, folded.ratio)
-            state.pool(folded.tail)(
+            pool(
                 tail.arena, tail.slots(pooled.clamp(min=-1)), first, weights.norm,
                 self.rotary, target.slots(made), target.arena, tail.page, target.page, folded.halo,
             )  # fmt: skip

@@ -28,7 +28,7 @@ from torch import Tensor
 from hybridkv_ref.allocator import CacheSegment, GroupGeometry, HeterogeneousAllocator, Lease, Request
 from hybridkv_ref.allocator.handoffs import Fold
 from hybridkv_ref.decoder import Decoder
-from hybridkv_ref.decoder_state import Rows, copy_rows
+from hybridkv_ref.decoder_state import Operation, Rows, copy_rows
 
 
 class Segments:
@@ -65,11 +65,12 @@ class Segments:
         """The end of what the hit's segments hold: they are whole grid units, and nobody writes in what is cached."""
         return max((s.token_range[1] for s in self._hit_of(self._allocator.geometry.group(group))), default=0)
 
-    def pool(self, tail: str) -> Callable[..., Tensor]:
-        """The operation that the tables name for a fold of this tail."""
-        rows = self._allocator.geometry.group(tail)
-        event = self._allocator.ledger.handoff_id("fold_begin", rows.kind, self._groups[rows.cache].kind)
-        return self._allocator.ledger.kernel(event)
+    def operation(self, row: Operation, tail: str) -> Callable[..., Tensor]:
+        """The operation that this row of the tables names."""
+        ledger, rows = self._allocator.ledger, self._allocator.geometry.group(tail)
+        if row == "append":
+            return ledger.kernel(ledger.event_id(rows.kind, row))
+        return ledger.kernel(ledger.handoff_id(row, rows.kind, self._groups[rows.cache].kind))
 
     # ---- One step ----
 

@@ -9,7 +9,7 @@ written, so that whatever reads a row which nobody made or restored shows it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -18,9 +18,12 @@ from hybridkv_ref.decoder_geometry import Sizes, Stored
 from hybridkv_ref.kernels import _pages
 from hybridkv_ref.kernels.compress_pool_quant import compress_pool_quant
 from hybridkv_ref.kernels.copy_blocks import copy_blocks
+from hybridkv_ref.kernels.tail_append import tail_append
 from hybridkv_ref.layouts import Page
 
 POISON = 0xFF
+Operation = Literal["append", "fold_begin"]
+"""Rows of the tables between which the decoder runs the operation that they name."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,8 @@ class RunningState(Protocol):
     def writes_from(self, group: str) -> int:
         """The first position whose window row a step writes: earlier ones are there already."""
 
-    def pool(self, tail: str) -> Callable[..., Tensor]:
-        """The operation of ``kernels/`` by which rows of this tail become entries."""
+    def operation(self, row: Operation, tail: str) -> Callable[..., Tensor]:
+        """The operation of ``kernels/`` by which rows come into this tail, or become entries."""
 
     def begins(self, layer: int) -> int:
         """The first position that a layer knows: a window has no row before it (a truncated window, where some query
@@ -123,9 +126,9 @@ class PrivateState:
         """0: what was restored is a copy of its own."""
         return 0
 
-    def pool(self, tail: str) -> Callable[..., Tensor]:
-        """``compress_pool_quant``."""
-        return compress_pool_quant
+    def operation(self, row: Operation, tail: str) -> Callable[..., Tensor]:
+        """``tail_append`` and ``compress_pool_quant``."""
+        return tail_append if row == "append" else compress_pool_quant
 
     def begins(self, layer: int) -> int:
         """The first position that a layer knows."""

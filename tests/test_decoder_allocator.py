@@ -221,9 +221,10 @@ def test_the_kernel_of_a_fold_runs_between_its_rows() -> None:
     assert seen == [2, 2, 3, 3, 3, 2, 2, 3, 3, 3]
 
 
-def test_another_kernel_in_the_table_is_what_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("file", "kernel"), [("protocols/handoffs", "compress_pool_quant"), ("common", "tail_append")])
+def test_another_kernel_in_the_table_is_what_runs(file: str, kernel: str, tmp_path: Path) -> None:
     spec = copy_spec(tmp_path)
-    edit(spec / "protocols/handoffs.toml", 'kernel = "compress_pool_quant"', 'kernel = "no_such_operation"')
+    edit(spec / f"{file}.toml", f'kernel = "{kernel}"', 'kernel = "no_such_operation"')
     here = memory(FINE, LENGTH, 1, spec=spec)
     with here.allocator:
         with pytest.raises(InputError, match="there is no operation 'no_such_operation'"):
