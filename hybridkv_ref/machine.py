@@ -44,6 +44,19 @@ def event_source(event: Event, function: str, constants: Mapping[str, int], effe
     return "\n".join([*lines, "    return -1"])
 
 
+def fits_source(event: Event, function: str) -> str:
+    """A function of the roles: whether these entities are of the event's classes and kinds and belong together."""
+    asked = []
+    for role in event.roles:
+        one = role_name(role)
+        asked.append(f"{one}.cls == {CLASS_OF[role]!r}")
+        if role in event.kinds:
+            asked.append(f"{one}.kind == {event.kinds[role]!r}")
+        owners = [f"{one}.refs.get({o!r}, {role_name(o)}) is {role_name(o)}" for o in event.roles]
+        asked.append(f"(not {one}.refs or {' and '.join(owners)})")
+    return f"def {function}({', '.join(map(role_name, event.roles))}):\n    return {' and '.join(asked) or 'True'}"
+
+
 class Entity:
     """One segment, lease, request, copy or graph.  Variables are attributes; ``refs`` points at its owners by role."""
 
@@ -65,11 +78,14 @@ class Compiled:
     """An event with its functions.
 
     ``call(G, *entities, *inputs)`` gives the false guard's index, or -1 when fired; ``test`` does so without firing.
+    ``fits(*entities)``: whether they are such as the event takes.
     """
 
     event: Event
     call: Callable[..., int]
     test: Callable[..., int]
+    fits: Callable[..., bool]
+    inputs: tuple[str, ...]
 
 
 def _record(name: str, variables: Mapping[str, Var], base: type) -> type:
@@ -96,6 +112,7 @@ class Machine:
         self.globals_type = _record("Pool", tables.globals, Globals)
         source = [event_source(e, f"f{i}", self.constants) for i, e in enumerate(tables.events)]
         source += [event_source(e, f"t{i}", self.constants, effects=False) for i, e in enumerate(tables.events)]
+        source += [fits_source(e, f"c{i}") for i, e in enumerate(tables.events)]
         space: dict[str, Any] = {}
         exec(compile("\n".join(source), "<tables>", "exec"), space)
         self.predicates: dict[int, tuple[Expr, Callable[..., bool]]] = {}
@@ -103,7 +120,10 @@ class Machine:
         for survivor in tables.survivors:
             guards = [self.predicate(g.expr, "segment") for g in survivor.guards]
             self.survivors.setdefault(survivor.kind, []).append((survivor, guards))
-        self.events = {e.id: Compiled(e, space[f"f{i}"], space[f"t{i}"]) for i, e in enumerate(tables.events)}
+        self.events = {
+            e.id: Compiled(e, space[f"f{i}"], space[f"t{i}"], space[f"c{i}"], tuple(e.inputs))
+            for i, e in enumerate(tables.events)
+        }
 
     @staticmethod
     def roles(expr: Expr, scope: str) -> tuple[str, ...]:
@@ -163,8 +183,15 @@ class World:
         Raises Refused and changes nothing if illegal.
         """
         compiled = self.machine.events[event_id]
-        self.check_arguments(compiled.event, entities, inputs)
-        index = compiled.call(self.pool, *entities, *(inputs[n] for n in compiled.event.inputs))
+        try:
+            # Most calls are right; what is wrong with one that is not is found out by the slow way.
+            values = [inputs[name] for name in compiled.inputs]
+            right = compiled.fits(*entities) and len(values) == len(inputs)
+        except (TypeError, KeyError, AttributeError):
+            right = False
+        if not right:
+            self.check_arguments(compiled.event, entities, inputs)
+        index = compiled.call(self.pool, *entities, *values)
         if index >= 0:
             guard = compiled.event.guards[index]
             raise Refused(compiled.event, guard, self.values(guard.expr, compiled.event, entities, inputs))
@@ -172,7 +199,7 @@ class World:
     def allows(self, event_id: str, *entities: Entity, **inputs: Value) -> bool:
         """Whether ``fire`` with these arguments would be legal now; changes nothing."""
         compiled = self.machine.events[event_id]
-        return compiled.test(self.pool, *entities, *(inputs[n] for n in compiled.event.inputs)) < 0
+        return compiled.test(self.pool, *entities, *[inputs[name] for name in compiled.inputs]) < 0
 
     def crash(self) -> None:
         """The process dies: entities keep what the tables say survives, everything volatile starts over."""

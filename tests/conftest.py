@@ -8,6 +8,9 @@ from hypothesis import settings
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
+# One process per core runs the tests: threads of torch's own on top of that only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # `ci` draws the same examples on every run, so that a failure is the fault of the change under test. `search` draws new
 # ones: pytest --hypothesis-profile=search. Neither has a deadline: no test measures time.
 settings.register_profile("ci", derandomize=True, database=None, deadline=None, print_blob=True)

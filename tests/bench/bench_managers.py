@@ -1,0 +1,171 @@
+"""The allocator beside vLLM's `KVCacheManager`: requests per second of processor time on the conversation trace.
+
+    HYBRIDKV_VLLM_PYTHON=ENGINE_PYTHON python tests/bench/bench_managers.py [REQUESTS] [MODEL]
+
+Both serve the same prompts one after the other, in processes of their own that take turns: look up, one prefill, end.
+No kernel runs, nothing is ever evicted, so that both save the same tokens; groups and block sizes are the model's, with
+one layer each for the allocator, whose books are kept per segment. Each is timed with its events on and off. Prints
+the median of the rounds, the ratio to the engine in the same round, and per request blocks and rows fired.
+"""
+
+import gc
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+DATA = Path(os.environ.get("HYBRIDKV_DATA") or CHECKOUT.parent / "shared" / "data")
+TRACE = DATA / "traces" / "mooncake_conversation_trace.jsonl"
+ROUNDS = 3
+
+sys.path.insert(0, str(CHECKOUT))
+
+from hybridkv_ref.models import load_model  # noqa: E402
+from hybridkv_ref.request_traces import read_trace  # noqa: E402
+
+
+def prompts(count: int) -> Iterable[list[int]]:
+    """Token ids: block ids of the trace stand for runs of tokens that nothing else has."""
+    for request in itertools.islice(read_trace(TRACE), count):
+        width = request.block_tokens
+        tokens = [block * width + at for block in request.block_ids for at in range(width)]
+        yield tokens[: request.input_tokens]
+
+
+def ours(count: int, model: str, events: bool) -> dict[str, float]:
+    """The reference allocator."""
+    import numpy as np
+    from bench_allocator import thin
+
+    from hybridkv_ref.allocator import HeterogeneousAllocator, build, demand
+    from hybridkv_ref.conformance.reference_events import AllocatorEvents
+    from hybridkv_ref.loader import load_tables
+
+    geometry, tables = thin(build(load_model(model))), load_tables()
+    asked = [np.array(tokens, dtype=np.int64) for tokens in prompts(count)]
+    caps: dict[str, int] = {}
+    for tokens in asked:
+        for kind, amount in demand(geometry, len(tokens)).items():
+            caps[kind] = caps.get(kind, 0) + amount
+    # Every window and state of a prompt stays too, which the demand of a running request does not count.
+    caps = {kind: amount + sum(map(len, asked)) // geometry.unit * 2 * max(
+        g.block_bytes * g.blocks(*g.extent(geometry.unit)) for g in geometry.groups if g.kind == kind)
+        for kind, amount in caps.items()}  # fmt: skip
+    told = AllocatorEvents(geometry, tables) if events else None
+    cache = HeterogeneousAllocator(
+        geometry, sum(caps.values()), kind_bytes=caps, tables=tables, poison=False, observer=told
+    )
+    if told is not None:
+        told.allocator = cache
+        told.watch_index()
+    saved = tokens_in = told_events = 0
+    gc.collect()
+    begun = time.process_time()
+    for tokens in asked:
+        lease = cache.pin(cache.match(tokens))
+        if lease.tokens and cache.validate(lease)[-1].accepted:
+            cache.read(lease)
+        saved, tokens_in, at = saved + lease.tokens, tokens_in + len(tokens), lease.request.position
+        while at < len(tokens):
+            at = min((at // geometry.unit + 1) * geometry.unit, len(tokens))
+            if told is not None:
+                told.upto = at
+            cache.extend(lease.request, at)
+        cache.finish(lease.request)
+        if told is not None:
+            told_events += len(told.drain())
+    seconds = time.process_time() - begun
+    blocks = sum(s.slots.shape[1] for s in cache.segments() if s.slots is not None)
+    rows = cache.ledger.fired
+    cache.close()
+    return {"rate": count / seconds, "saved": saved, "tokens": tokens_in, "blocks": blocks / count,
+            "rows": rows / count, "events": told_events / count}  # fmt: skip
+
+
+def engine(count: int, model: str, events: bool) -> dict[str, float]:
+    """vLLM's manager, in the engine's environment."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+    from vllm.v1.request import Request, RequestStatus
+
+    from hybridkv_ref.adapters.vllm_build import build
+
+    shape, asked = load_model(model), list(prompts(count))
+    tokens_in = sum(map(len, asked))
+    blocks = 1000 + sum(2 * tokens_in // (g.block_tokens or shape.alignment) for g in shape.groups)
+    manager, header = build(shape, blocks, 1 << 20, enable_kv_cache_events=events)
+    hasher = get_request_block_hasher(header.unit, sha256)
+    requests = [
+        Request(f"r{i}", tokens, SamplingParams(max_tokens=1), None, block_hasher=hasher)
+        for i, tokens in enumerate(asked)
+    ]
+    saved = used = told = 0
+    gc.collect()
+    begun = time.process_time()
+    for request in requests:
+        manager.new_step_starts()
+        found, hit, _ = manager.get_computed_blocks(request)
+        if manager.allocate_slots(request, request.num_tokens - hit, hit, found) is None:
+            raise SystemExit("the pool is too small: something would have been evicted")
+        saved += hit
+        used += sum(map(len, manager.get_block_ids(request.request_id)))
+        request.num_computed_tokens = request.num_tokens
+        request.status = RequestStatus.FINISHED_STOPPED
+        manager.free(request)
+        told += sum(len(getattr(e, "block_hashes", ())) for e in manager.take_events())
+    seconds = time.process_time() - begun
+    return {"rate": count / seconds, "saved": saved, "tokens": tokens_in, "blocks": used / count, "rows": 0,
+            "events": told / count}  # fmt: skip
+
+
+SIDES: dict[str, Any] = {"allocator": ours, "vLLM": engine}
+
+
+def run(python: str, side: str, count: int, model: str, events: bool) -> dict[str, float]:
+    """One measurement in a process of its own."""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR"}
+    command = [python, str(Path(__file__).resolve()), "--side", side, str(count), model, str(int(events))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{side}: {done.stderr[-2000:]}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """Prints one line per side and setting."""
+    if sys.argv[1:2] == ["--side"]:
+        side, count, model, events = sys.argv[2:]
+        print(json.dumps(SIDES[side](int(count), model, events == "1")))
+        return
+    python = os.environ.get("HYBRIDKV_VLLM_PYTHON")
+    if python is None:
+        raise SystemExit("HYBRIDKV_VLLM_PYTHON names no interpreter with vLLM")
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 300
+    model = sys.argv[2] if len(sys.argv) > 2 else "deepseek-v4-flash"
+    for events in (True, False):
+        rounds = [
+            {side: run(python if side == "vLLM" else sys.executable, side, count, model, events) for side in SIDES}
+            for _ in range(ROUNDS)
+        ]
+        for side in SIDES:
+            rate = statistics.median(one[side]["rate"] for one in rounds)
+            ratio = statistics.median(one[side]["rate"] / one["vLLM"]["rate"] for one in rounds)
+            first = rounds[0][side]
+            print(
+                f"{model}, events {'on' if events else 'off'}, {side}: {rate:.0f} requests/s, {ratio:.2f} of vLLM; "
+                f"{count} requests, {first['saved'] / first['tokens']:.2%} saved, per request {first['blocks']:.0f} "
+                f"blocks, {first['rows']:.0f} rows, {first['events']:.0f} events"
+            )
+
+
+if __name__ == "__main__":
+    main()
