@@ -4,6 +4,7 @@ What is reused is what ``match``, ``pin``, ``validate`` and ``read`` say; nothin
 states, which go on being written.  Hits end on the allocator's grid, the least common multiple of all groups' blocks.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,20 +20,22 @@ from hybridkv_ref.policy import Policy
 
 
 def geometry_of(decoder: Decoder, policy: Policy | None = None, spec: Path = SPEC_DIR) -> Geometry:
-    """The decoder's groups on the allocator's grid, in the pages that its kernels read."""
-    pages = {item.group: item.page for item in decoder.stored}
-    return build(decoder.model, pages=pages, policy=policy, spec=spec)
+    """The decoder's groups on the allocator's grid, in the pages that its kernels read.
 
-
-def pool_bytes(decoder: Decoder, geometry: Geometry, length: int) -> int:
-    """Device bytes that let one request of ``length`` tokens run, whatever it finds cached.
-
-    Besides what the allocator's gate counts: the tails that go on, and a recurrent state for every token of a step.
+    A request holds besides: its tails' rings, its recurrent state, and one for each token of a step of drafts.
     """
-    gate = sum(size_caps(geometry, length).values())
-    rings = sum(g.size(0, g.group.ring_rows or 0) for g in geometry.groups if g.group.shape == "ring")
-    states = sum(g.size(0, 1) for g in geometry.groups if g.whole) * (decoder.sizes.max_step + 1)
-    return gate + rings + states
+    pages = {item.group: item.page for item in decoder.stored}
+    rings = {group.name: group.ring_rows or 0 for group in decoder.model.groups if group.shape == "ring"}
+    states = {group.name: decoder.sizes.max_step + 1 for group in decoder.model.groups if group.shape == "state"}
+    return build(decoder.model, pages=pages, policy=policy, spec=spec, running=rings | states)
+
+
+def pool_bytes(geometry: Geometry, length: int, requests: int = 1) -> int:
+    """Device bytes that let so many requests of ``length`` tokens run at once, whatever they find cached.
+
+    What admission leaves to loads comes on top.
+    """
+    return math.ceil(sum(size_caps(geometry, length, requests).values()) / (1 - geometry.policy.reserve)) + 1
 
 
 def prefetch(decoder: Decoder, allocator: HeterogeneousAllocator, tokens: Sequence[int]) -> int:

@@ -80,7 +80,7 @@ def run(requests: int, capacity: int, seed: int, spec: Path = SPEC_DIR) -> Itera
 
 def _in_tiers(decoder: Decoder, requests: int, capacity: int, seed: int, spec: Path) -> Iterator[Served]:
     geometry = geometry_of(decoder, keep_all(), spec)
-    room = pool_bytes(decoder, geometry, decoder.sizes.reach) * capacity
+    room = pool_bytes(geometry, decoder.sizes.reach, capacity)
     with (
         TemporaryDirectory() as folder,
         HeterogeneousAllocator(geometry, room, host_bytes=room, store=folder, store_bytes=1 << 30, spec=spec) as pools,

@@ -66,7 +66,8 @@ def memory(
     plan, tables = planner_of(sizes, layouts=layouts), load_tables(spec)
     geometry, shadow = geometry_of(plan.decoder, keep_all(), spec), Shadow(tables)
     given: dict[str, Any] = {"spec": spec, "tables": tables, "host_bytes": 1 << 22, "observer": shadow} | options
-    allocator = HeterogeneousAllocator(geometry, pool_bytes(plan.decoder, geometry, length) * requests, **given)
+    given.setdefault("device_bytes", pool_bytes(geometry, length, requests))
+    allocator = HeterogeneousAllocator(geometry, **given)
     shadow.attach(allocator.ledger.lanes, allocator.ledger.made)
     return Memory(plan, allocator, shadow)
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_decoder import COARSE, FINE, LENGTH, OTHER_ORDER, evictions, requests
 
-from hybridkv_ref.allocator import CacheSegment
+from hybridkv_ref.allocator import CacheSegment, NotAdmitted, demand, size_caps
 from hybridkv_ref.allocator.reshape import slots_of
 from hybridkv_ref.decoder import Decoder
 from hybridkv_ref.decoder_allocator import AllocatedSession, prefetch
@@ -189,6 +189,32 @@ def test_a_request_that_does_not_fit_is_aborted_whole() -> None:
             prefill(here.session(B), LENGTH)
         assert len(here.allocator.requests.running) == 1
         assert here.faults() == []
+
+
+@pytest.mark.parametrize("sizes", [FINE, OTHER_ORDER], ids=["fine", "other order"])
+@pytest.mark.parametrize("length", [9, 16, 33, LENGTH])
+def test_what_the_gate_admits_runs(sizes: Sizes, length: int) -> None:
+    """In memory for one request of this length and a step of drafts it runs to its end, whatever it finds; where the
+    prompt alone does not fit, the gate refuses it.
+    """
+    text = sequence(sizes, 1, LENGTH)
+    geometry = memory(sizes, length, 1).allocator.geometry
+    drafts = sizes.max_step
+    exactly = sum(size_caps(geometry, length + drafts).values())
+    cold = sum(demand(geometry, length).values())
+    here = memory(sizes, length, 1, host_bytes=0, device_bytes=exactly)
+    with here.allocator:
+        known = truth(here.plan, text).logits
+        for _ in range(3):
+            session = here.session(text[:length])
+            assert torch.equal(prefill(session, length), known[session.hit.r : length])
+            session.compute(text[:drafts])
+            session.commit(0)
+            session.finish()
+        assert session.hit.r == (length - 1) // geometry.unit * geometry.unit
+    short = memory(sizes, length, 1, host_bytes=0, device_bytes=cold - 1)
+    with short.allocator, pytest.raises(NotAdmitted, match="HKV-S1-011"):
+        short.session(text[:length])
 
 
 def test_tokens_of_the_prompt_are_not_refused() -> None:

@@ -67,7 +67,8 @@ def peak(group: GroupGeometry, length: int, start: int = 0, frontier: int = 0) -
     """The most bytes of this group that a request of ``length`` tokens holds at once after a hit."""
     pinned = sum(group.size(*span) for span in held(group, start, frontier))
     if group.exact:
-        return pinned + sum(group.size(*group.extent(cut)) for cut in snapshots(group, length, frontier))
+        going_on = -(-group.running // group.page.entries) * group.block_bytes
+        return pinned + going_on + sum(group.size(*group.extent(cut)) for cut in snapshots(group, length, frontier))
     unit = group.unit
     at = (length - 1) // unit * unit  # where the last unit begins, which is taken whole
     before = max(0, at - max(frontier, keeps_from(group, at)))

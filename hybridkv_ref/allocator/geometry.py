@@ -31,7 +31,8 @@ class GroupGeometry:
     ``exact``: each segment holds what resuming at one position needs; it is written at ``every`` grid position, or
     only at the last one of a prompt.  ``whole``: it is one state, however many tokens it sums up.  Sizes are bytes of
     all layers, counts of blocks and rows are per layer.  ``cache``: the index of the group that a tail feeds, of any
-    other group its own: folds stay within it.
+    other group its own: folds stay within it.  ``running``: the most rows that a request holds besides, in segments
+    that go on while it runs: a tail's ring, states of drafts.
     """
 
     index: int
@@ -41,6 +42,7 @@ class GroupGeometry:
     page: Page
     unit: int
     every: bool = False
+    running: int = 0
 
     @property
     def name(self) -> str:
@@ -159,12 +161,14 @@ def build(
     pages: Mapping[str, Page] | None = None,
     policy: Policy | None = None,
     spec: Path = SPEC_DIR,
+    running: Mapping[str, int] | None = None,
 ) -> Geometry:
     """The geometry of a model.
 
     ``segment_tokens`` is the grid's unit (default: the least that every group and the alignment divide); ``pages``
-    gives a group another page than the model's sizes say; ``policy`` stands in for the file of ``spec``.  InputError
-    for a unit that does not fit, an unknown group, a page of another size than the group's block.
+    gives a group another page than the model's sizes say; ``policy`` stands in for the file of ``spec``;
+    ``running`` gives rows per group that a request holds besides its cached segments.  InputError for a unit that does
+    not fit, an unknown group, a page of another size than the group's block.
     """
     formats = dtypes or model.default_dtypes
     own = {group.name: group for group in from_model(model, spec)}
@@ -173,7 +177,8 @@ def build(
     unit = least if segment_tokens is None else segment_tokens
     if unit < 1 or unit % least:
         raise InputError(f"{model.name}:segment_tokens: {unit} is not a multiple of {least}, which all groups divide")
-    for name in pages or {}:
+    besides = running or {}
+    for name in (*(pages or {}), *besides):
         model.group(name)
     exact = {kind: need.exact for kind, need in entries(spec)[1].items()}
     policy = policy or load_policy(exact, spec)
@@ -184,5 +189,6 @@ def build(
         on_grid = own[group.name]
         on_grid = cache_group(group.name, group.kind, unit, on_grid.params, spec)
         every = policy.kinds[group.kind].snapshots == "every"
-        made.append(GroupGeometry(index, at.get(group.feeds or "", index), group, on_grid, page, unit, every))
+        cache = at.get(group.feeds or "", index)
+        made.append(GroupGeometry(index, cache, group, on_grid, page, unit, every, besides.get(group.name, 0)))
     return Geometry(model, tuple(made), unit, policy)
