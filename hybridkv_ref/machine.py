@@ -85,7 +85,6 @@ class Compiled:
     call: Callable[..., int]
     test: Callable[..., int]
     fits: Callable[..., bool]
-    inputs: tuple[str, ...]
 
 
 def _record(name: str, variables: Mapping[str, Var], base: type) -> type:
@@ -121,8 +120,7 @@ class Machine:
             guards = [self.predicate(g.expr, "segment") for g in survivor.guards]
             self.survivors.setdefault(survivor.kind, []).append((survivor, guards))
         self.events = {
-            e.id: Compiled(e, space[f"f{i}"], space[f"t{i}"], space[f"c{i}"], tuple(e.inputs))
-            for i, e in enumerate(tables.events)
+            e.id: Compiled(e, space[f"f{i}"], space[f"t{i}"], space[f"c{i}"]) for i, e in enumerate(tables.events)
         }
 
     @staticmethod
@@ -185,13 +183,16 @@ class World:
         compiled = self.machine.events[event_id]
         try:
             # Most calls are right; what is wrong with one that is not is found out by the slow way.
-            values = [inputs[name] for name in compiled.inputs]
-            right = compiled.fits(*entities) and len(values) == len(inputs)
-        except (TypeError, KeyError, AttributeError):
+            right = compiled.fits(*entities) and inputs.keys() == compiled.event.inputs.keys()
+        except (TypeError, AttributeError):
             right = False
         if not right:
             self.check_arguments(compiled.event, entities, inputs)
-        index = compiled.call(self.pool, *entities, *values)
+        self.take(compiled, entities, inputs)
+
+    def take(self, compiled: Compiled, entities: tuple[Entity, ...], inputs: Mapping[str, Value]) -> None:
+        """As ``fire``, for a caller who knows that these are the event's entities and inputs."""
+        index = compiled.call(self.pool, *entities, *[inputs[name] for name in compiled.event.inputs])
         if index >= 0:
             guard = compiled.event.guards[index]
             raise Refused(compiled.event, guard, self.values(guard.expr, compiled.event, entities, inputs))
@@ -199,7 +200,7 @@ class World:
     def allows(self, event_id: str, *entities: Entity, **inputs: Value) -> bool:
         """Whether ``fire`` with these arguments would be legal now; changes nothing."""
         compiled = self.machine.events[event_id]
-        return compiled.test(self.pool, *entities, *[inputs[name] for name in compiled.inputs]) < 0
+        return compiled.test(self.pool, *entities, *[inputs[name] for name in compiled.event.inputs]) < 0
 
     def crash(self) -> None:
         """The process dies: entities keep what the tables say survives, everything volatile starts over."""

@@ -72,4 +72,7 @@ class Arena:
         """Bytes by which base plus offset of the worst of these slots miss the layout's alignment; 0 is right."""
         if not slots.size:
             return 0
-        return int(((self.base + self.offsets(slots)) % self.page.layout.base_align).max())
+        align = self.page.layout.base_align
+        if self.page.stride % align == 0:  # then all slots miss it alike
+            return self.base % align
+        return int(((self.base + self.offsets(slots)) % align).max())

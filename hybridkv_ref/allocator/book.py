@@ -16,7 +16,7 @@ from hybridkv_ref.allocator.abi import describe
 from hybridkv_ref.allocator.arena import Arena, Slots
 from hybridkv_ref.allocator.geometry import Geometry, GroupGeometry
 from hybridkv_ref.allocator.index import PrefixIndex
-from hybridkv_ref.allocator.ledger import Kernel, Ledger
+from hybridkv_ref.allocator.ledger import Kernel, Lane, Ledger
 from hybridkv_ref.allocator.records import CacheSegment, Lease, Request, StatePointer, StoredObject
 from hybridkv_ref.layouts import Page
 from hybridkv_ref.machine import Entity
@@ -52,6 +52,7 @@ class Book:
         self.make_copy = ledger.maker(ledger.lanes[0], "copy")
         self.leases: list[Any] = []
         self.copies: list[Any] = []
+        self.bound: dict[tuple[int, str], tuple[Lane, str]] = {}
         self.clock = 0
         # The evictor's: a segment may be evicted, or its rank has changed; a segment is gone.
         self.on_rest: Callable[[CacheSegment], None] = lambda segment: None
@@ -124,18 +125,25 @@ class Book:
         segment.last_accessed = self.clock
 
     # -- rows ----------------------------------------------------------------------------------------------------------
+    def event(self, group: GroupGeometry, row: str) -> tuple[Lane, str]:
+        """The lane of a group and the event of a row there; InputError where the tables have none."""
+        found = self.bound.get((group.index, row))
+        if found is None:
+            found = self.ledger.lane_of[group.name], self.ledger.event_id(group.kind, row)
+            self.bound[group.index, row] = found
+        return found
+
     def fire(self, segment: CacheSegment, row: str, **inputs: int | str) -> None:
         """A row of one segment."""
-        lane = self.ledger.lane_of[segment.group.name]
-        event = self.ledger.event_id(segment.kind, row)
-        self.ledger.fire(lane, event, segment.entity, settle=lambda: self.settle(segment), **inputs)
+        lane, event = self.event(segment.group, row)
+        self.ledger.run(lane, event, (segment.entity,), inputs, self.settle, segment)
 
     def fire_lease(self, lease: Lease, row: str, **inputs: int | str) -> None:
         """A row of one lease."""
         segment = lease.segment
-        lane = self.ledger.lane_of[segment.group.name]
-        event = self.ledger.event_id(segment.kind, row)
-        self.ledger.fire(lane, event, *self.entities_of(lease), settle=lambda: self.settle(segment), **inputs)
+        lane, event = self.event(segment.group, row)
+        entities = segment.entity, lease.entity, lease.request.records[lane.index]
+        self.ledger.run(lane, event, entities, inputs, self.settle, segment)
 
     def entities_of(self, lease: Lease) -> tuple[Entity, ...]:
         """What takes part in a row of a lease: segment, lease and the request's record in the segment's lane."""
@@ -144,14 +152,13 @@ class Book:
 
     def lease_allows(self, lease: Lease, row: str, **inputs: int | str) -> bool:
         """Whether a row of one lease could fire now."""
-        lane = self.ledger.lane_of[lease.segment.group.name]
-        event = self.ledger.event_id(lease.segment.kind, row)
+        lane, event = self.event(lease.segment.group, row)
         return self.ledger.allows(lane, event, *self.entities_of(lease), **inputs)
 
     def allows(self, segment: CacheSegment, row: str, **inputs: int | str) -> bool:
         """Whether a row of one segment could fire now."""
-        lane = self.ledger.lane_of[segment.group.name]
-        return self.ledger.allows(lane, self.ledger.event_id(segment.kind, row), segment.entity, **inputs)
+        lane, event = self.event(segment.group, row)
+        return self.ledger.allows(lane, event, segment.entity, **inputs)
 
     # -- memory --------------------------------------------------------------------------------------------------------
     def arena(self, group: GroupGeometry) -> Arena:
@@ -166,18 +173,18 @@ class Book:
         Refused, or MemoryError where the row would fire and there are no slots: then nothing has changed.
         """
         group = segment.group
-        lane, event = self.ledger.lane_of[group.name], self.ledger.event_id(group.kind, row)
+        lane, event = self.event(group, row)
         with self.ledger.atomic(event):
             count, arena = group.layers * group.blocks(*span), self.arena(group)
             given = {**inputs, "size": group.size(*span), "off": 0}
             # A cap that refuses comes first: it lets something make way.
             if count > len(arena.free) and not self.ledger.allows(lane, event, *entities, **given):
-                self.ledger.fire(lane, event, *entities, settle=None, **given)
+                self.ledger.run(lane, event, entities, given)
             slots = arena.take(count)
             given["off"] = arena.slack(slots)
             segment.slots = slots.reshape(group.layers, -1)
             try:
-                self.ledger.fire(lane, event, *entities, settle=lambda: self.settle(segment), **given)
+                self.ledger.run(lane, event, entities, given, self.settle, segment)
             except BaseException:
                 segment.slots = None
                 arena.give(slots)
@@ -191,8 +198,11 @@ class Book:
 
     def settle(self, segment: CacheSegment) -> None:
         """What the segment's new state means for its memory and for who may find it."""
-        at, entity = segment.group.index, segment.entity
-        stage = entity.stage
+        entity = segment.entity
+        stage, mem = entity.stage, entity.mem
+        if (stage, mem) == segment.settled:
+            return
+        segment.settled, at = (stage, mem), segment.group.index
         if stage in self.empty[at]:
             if segment.slots is not None:
                 self.arena(segment.group).give(segment.slots)
@@ -203,7 +213,7 @@ class Book:
                 self.spare[at].append(segment)
                 self.ledger.changed.notify_all()
             return
-        if segment.slots is not None and entity.mem < segment.slots.size * segment.group.page.stride:
+        if segment.slots is not None and mem < segment.slots.size * segment.group.page.stride:
             self.shrink(segment)
         if stage in self.readable[at] and segment.key is not None and not self.index.put(segment):
             segment.key = None

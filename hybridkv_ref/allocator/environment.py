@@ -61,7 +61,7 @@ class Environment:
 
     def graph_row(self, graph: Any, row: str, **inputs: int | bool) -> None:
         """A row of a captured graph; Refused where its topology has moved on."""
-        self.ledger.fire(self.ledger.lanes[0], self.ledger.event_id("graph", row), graph, settle=None, **inputs)
+        self.ledger.fire(self.ledger.lanes[0], self.ledger.event_id("graph", row), graph, **inputs)
 
     def rebuild(self, encode: Encode) -> "list[Future[None]]":
         """Encodes the stored keys anew of every index segment that is out of date, on the CPU pipeline."""

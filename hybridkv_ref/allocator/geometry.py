@@ -9,6 +9,7 @@ that the blocks take in the arenas, padding included: the same number for the ga
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from hybridkv_ref.errors import InputError
@@ -24,7 +25,7 @@ ROLES = {"entries": "kv", "window": "kv", "ring": "state", "state": "state"}
 """Which role of a layout holds what a group of this shape stores; index keys have their own."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class GroupGeometry:
     """One group: its model entry, its recovery entry on the grid, and the page of one layer's block.
 
@@ -44,32 +45,32 @@ class GroupGeometry:
     every: bool = False
     running: int = 0
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The group's name in the model."""
         return self.group.name
 
-    @property
+    @cached_property
     def kind(self) -> str:
         """The kind whose table its segments follow."""
         return self.group.kind
 
-    @property
+    @cached_property
     def exact(self) -> bool:
         """Whether a segment serves one resume position only."""
         return self.recovery.exact
 
-    @property
+    @cached_property
     def whole(self) -> bool:
         """Whether a segment is one state of fixed size."""
         return is_whole(self.group)
 
-    @property
+    @cached_property
     def layers(self) -> int:
         """Layers that store it."""
         return self.group.layers
 
-    @property
+    @cached_property
     def block_bytes(self) -> int:
         """Bytes of one block in the arena, all layers."""
         return self.layers * self.page.stride

@@ -47,14 +47,14 @@ class Handoffs:
     ) -> None:
         """A handoff in the lane of its source, whose constants are those of both; ``before`` the books are settled."""
 
-        def settle() -> None:
+        def settle(source: CacheSegment) -> None:
             if before is not None:
                 before()
-            self.book.settle(src)
+            self.book.settle(source)
             self.book.settle(dst)
 
-        lane = self.ledger.lane_of[src.group.name]
-        self.ledger.fire(lane, self.event(row, src, dst), src.entity, dst.entity, *copy, settle=settle, **inputs)
+        lane, entities = self.ledger.lane_of[src.group.name], (src.entity, dst.entity, *copy)
+        self.ledger.run(lane, self.event(row, src, dst), entities, inputs, settle, src)
 
     # -- clones --------------------------------------------------------------------------------------------------------
     def clone(self, source: CacheSegment, key: bytes | None = None) -> CacheSegment:

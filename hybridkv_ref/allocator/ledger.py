@@ -7,8 +7,7 @@ here knows what a row means.
 
 import importlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -55,6 +54,24 @@ class Lane:
 def machine_for(tables: Tables, constants: tuple[tuple[str, int], ...]) -> Machine:
     """The machine of some constants, compiled once: machines hold no state."""
     return Machine(tables, dict(constants))
+
+
+class Atomic:
+    """The lock of a ledger while its thread is inside; entered again and again, so a class and no generator."""
+
+    __slots__ = ("ledger", "outer")
+
+    def __init__(self, ledger: "Ledger") -> None:
+        self.ledger, self.outer = ledger, 0
+
+    def __enter__(self) -> None:
+        ledger = self.ledger
+        ledger.lock.acquire()
+        self.outer, ledger.inside = ledger.inside, threading.get_ident()
+
+    def __exit__(self, *error: object) -> None:
+        self.ledger.inside = self.outer
+        self.ledger.lock.release()
 
 
 class Ledger:
@@ -188,36 +205,39 @@ class Ledger:
             raise InputError(f"{src}>{dst}:{row}: the tables have no such row, so it is illegal")
         return found
 
-    def fire(
+    def fire(self, lane: Lane, event_id: str, *entities: Entity, **inputs: int | str) -> None:
+        """Fires one row; Refused changes nothing."""
+        self.run(lane, event_id, entities, inputs)
+
+    def run(
         self,
         lane: Lane,
         event_id: str,
-        *entities: Entity,
-        settle: Callable[[], None] | None = None,
-        **inputs: int | str,
+        entities: tuple[Entity, ...],
+        inputs: Mapping[str, int | str],
+        settle: Callable[[Any], None] | None = None,
+        segment: Any = None,
     ) -> None:
-        """Fires one row and, in the same atomic step, what keeps the books with it; Refused changes nothing."""
+        """Fires one row and, in the same atomic step, keeps the books of ``segment`` with it; Refused changes nothing.
+
+        The entities are those of records, which fit each other.
+        """
         if self.observer is not None and self.inside != threading.get_ident():
             self.observer.before(event_id)
         with self.lock:
-            lane.world.fire(event_id, *entities, **inputs)
+            world = lane.world
+            world.take(world.machine.events[event_id], entities, inputs)
             self.fired += 1
             if settle is not None:
-                settle()
+                settle(segment)
             if self.observer is not None:
                 self.observer.after(event_id, lane.index, entities, inputs)
 
-    @contextmanager
-    def atomic(self, event_id: str) -> Iterator[None]:
+    def atomic(self, event_id: str) -> "Atomic":
         """The lock, around a row and what belongs to it; whoever watches is told before it is taken."""
         if self.observer is not None and self.inside != threading.get_ident():
             self.observer.before(event_id)
-        with self.lock:
-            outer, self.inside = self.inside, threading.get_ident()
-            try:
-                yield
-            finally:
-                self.inside = outer
+        return Atomic(self)
 
     def allows(self, lane: Lane, event_id: str, *entities: Entity, **inputs: int | str) -> bool:
         """Whether a row could fire now."""

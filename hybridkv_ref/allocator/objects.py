@@ -74,7 +74,7 @@ class Objects:
                 _, after = self.ledger.rehearse(self.lane, [(event, (entity,))], **inputs)
                 about = self.describe(after[id(entity)], group, stored.keys, stored.spans)
                 self.media[stored.medium].redescribe(stored.name, about)
-            self.ledger.fire(self.lane, event, entity, settle=None, **inputs)
+            self.ledger.fire(self.lane, event, entity, **inputs)
 
     def can(self, entity: Any, row: str, **inputs: int) -> bool:
         """Whether it could fire now."""
@@ -90,7 +90,7 @@ class Objects:
         """A handoff between an object and a segment, in the lane of the segment's group."""
         lane = self.ledger.lane_of[group.name]
         event = self.ledger.event_id(group.kind, row)
-        self.ledger.fire(lane, event, src, dst, copy, settle=lambda: self.book.settle(segment), **inputs)
+        self.ledger.run(lane, event, (src, dst, copy), inputs, self.book.settle, segment)
 
     # -- records -------------------------------------------------------------------------------------------------------
     def new_object(self, group: GroupGeometry, medium: str, parts: int) -> Any:

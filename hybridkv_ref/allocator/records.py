@@ -45,7 +45,8 @@ class CacheSegment:
 
     ``slots``: int64 [layers, blocks], the block table; None while it holds no memory.  ``key``: the prefix that it
     belongs to, None if it is not to be found.  ``stored``: its durable copy.  ``ring``: the row of position p lies at p
-    mod ring; 0: rows lie in order from the start on.
+    mod ring; 0: rows lie in order from the start on.  ``settled``: the stage and the bytes charged that its memory was
+    last brought in line with.
     """
 
     group: GroupGeometry
@@ -55,6 +56,7 @@ class CacheSegment:
     stored: StoredObject | None = None
     last_accessed: int = 0
     ring: int = 0
+    settled: tuple[str, int] = ("", 0)
 
     @property
     def kind(self) -> str:
@@ -159,7 +161,8 @@ class Request:
     """One request: its prompt, its prefix keys per grid unit, its records in every lane, and what it holds.
 
     ``position``: tokens before it are computed or read from the cache.  ``hits``: leases as a reader of a hit,
-    ``found``: candidates that are not pinned; ``writing``: segments being written, ``kept``: those it wrote and keeps.
+    ``found``: candidates that are not pinned; ``writing``: segments being written, ``kept``: those it wrote and keeps,
+    ``passing``: those of them that computing on may leave behind.
     ``ending``: held by the thread that ends it.
     """
 
@@ -172,6 +175,7 @@ class Request:
     hits: list[Lease] = field(default_factory=list)
     writing: list[Lease] = field(default_factory=list)
     kept: list[Lease] = field(default_factory=list)
+    passing: list[Lease] = field(default_factory=list)
     wrote: list[tuple[CacheSegment, int]] = field(default_factory=list)
     ending: threading.RLock = field(default_factory=threading.RLock)
 

@@ -26,6 +26,8 @@ class Writer:
 
     def __init__(self, book: Book, evictor: Evictor) -> None:
         self.book, self.ledger, self.evictor = book, book.ledger, evictor
+        # Groups whose segments a request may leave behind: those that do not keep all from the start on.
+        self.passes = [g.exact or keeps_from(g, FOREVER - FOREVER % g.unit) > 0 for g in book.geometry.groups]
 
     def mark(self, group: GroupGeometry, request: Request, hi: int) -> int:
         """What the kind's ``mark`` is for a segment written up to ``hi``: a boundary, a version, or nothing."""
@@ -96,6 +98,8 @@ class Writer:
         self.book.fire_lease(lease, "commit")
         request.writing.remove(lease)
         request.kept.append(lease)
+        if self.passes[segment.group.index]:
+            request.passing.append(lease)
         request.wrote.append((segment, segment.generation))
 
     def give_up(self, segment: CacheSegment, request: Request) -> None:
@@ -110,6 +114,8 @@ class Writer:
         """The writer needs a segment no more; it stays cached."""
         self.book.fire_lease(lease, "let_go")
         lease.request.kept.remove(lease)
+        if lease in lease.request.passing:
+            lease.request.passing.remove(lease)
         self.book.close_lease(lease)
 
     def lease_of(self, segment: CacheSegment, request: Request) -> Lease:
@@ -173,7 +179,7 @@ class Writer:
 
     def let_go_before(self, request: Request, position: int) -> None:
         """Lets go of what computing on from a grid position does not need; it stays cached."""
-        for lease in list(request.kept):
-            group, hi = lease.segment.group, lease.segment.token_range[1]
+        for lease in list(request.passing):
+            group, hi = lease.segment.group, lease.segment.entity.end
             if (group.exact and hi < position) or hi <= keeps_from(group, position):
                 self.let_go(lease)

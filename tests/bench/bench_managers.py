@@ -143,8 +143,8 @@ def run(python: str, side: str, count: int, model: str, events: bool) -> dict[st
 def main() -> None:
     """Prints one line per side and setting."""
     if sys.argv[1:2] == ["--side"]:
-        side, count, model, events = sys.argv[2:]
-        print(json.dumps(SIDES[side](int(count), model, events == "1")))
+        side, wanted, name, told = sys.argv[2:]
+        print(json.dumps(SIDES[side](int(wanted), name, told == "1")))
         return
     python = os.environ.get("HYBRIDKV_VLLM_PYTHON")
     if python is None:
