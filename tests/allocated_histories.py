@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from allocator_tools import idle
-from decoder_histories import TOLERANCE, Evict, Request, Truth, differences, serve, truth
+from decoder_histories import FINE, LENGTH, TOLERANCE, Evict, Request, Truth, differences, sequence, serve, truth
 from decoder_histories import planner as planner_of
 
 from hybridkv_ref.allocator import CacheSegment, HeterogeneousAllocator
@@ -21,6 +21,8 @@ from hybridkv_ref.decoder_reuse import Planner
 from hybridkv_ref.decoder_state import Rows, row_bytes
 from hybridkv_ref.loader import load_tables
 from hybridkv_ref.paths import SPEC_DIR
+
+A, B = sequence(FINE, 1, LENGTH), sequence(FINE, 2, LENGTH)
 
 
 class Spill(Evict):
@@ -139,3 +141,18 @@ def play(here: Memory, texts: Sequence[tuple[int, ...]], history: Sequence[Event
             case Restore():
                 restore = True
     return played
+
+
+def prefill(session: AllocatedSession, upto: int) -> torch.Tensor:
+    """Logits of the prompt up to ``upto``, in steps of 5."""
+    made = []
+    while session.position < upto:
+        made.append(session.prefill(min(5, upto - session.position)))
+    return torch.cat(made)
+
+
+def serve_all(here: Memory, text: tuple[int, ...]) -> None:
+    """One request, computed and finished."""
+    session = here.session(text)
+    prefill(session, LENGTH)
+    session.finish()

@@ -21,6 +21,8 @@ from hybridkv_ref.decoder_store import MemoryStore, Ref
 from hybridkv_ref.layouts import Field, Layout, load
 
 TOLERANCE = 1e-9
+LENGTH = 44  # tokens of a text: past five folds of the larger ratio
+FINE = Sizes()
 torch.set_num_threads(1)
 
 

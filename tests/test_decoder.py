@@ -4,7 +4,9 @@ import msgspec
 import pytest
 import torch
 from decoder_histories import (
+    FINE,
     FP8,
+    LENGTH,
     QUANTISED,
     TOLERANCE,
     Event,
@@ -23,8 +25,6 @@ from hybridkv_ref.decoder_reuse import Mode, Want
 from hybridkv_ref.decoder_session import Session
 from hybridkv_ref.decoder_store import MemoryStore
 
-LENGTH = 44
-FINE = Sizes()
 COARSE = msgspec.structs.replace(FINE, window_block=4, csa_block=8, hca_block=16)
 RING = msgspec.structs.replace(FINE, ring_windows=True)
 OTHER_ORDER = msgspec.structs.replace(COARSE, layers=("hca", "recurrent", "csa", "window"), window=4, hca_ratio=16)
