@@ -119,10 +119,9 @@ class Hits:
 
     def covered(self, g: GroupState, e: Lookup, used: int, first: int, last: int) -> bool:
         """Contents: the group can resume at the position that is used."""
-        lo, hi, _ = g.need.need(used, used)
-        if lo >= hi:
-            return True
-        return self.state.fire(self.on_lookup.other[g.covers], lo, hi, first, last, segment=(g.spec.name, e.req))
+        lo, hi, exact = g.need.need(used, used)
+        row, where = self.on_lookup.group[g.index]["covers"], (g.spec.name, e.req)
+        return self.state.fire(row, lo, hi, first, last, exact, segment=where)
 
     def record_match(self, request: Request, used: int, matched: int) -> bool:
         """Brings the request's record to a match of this length; a lookup that was not pinned leaves nothing."""

@@ -37,6 +37,11 @@ class Refusal:
     guard: str
     values: Mapping[str, Value]
 
+    @property
+    def fault(self) -> tuple[str, str, tuple[str, ...]]:
+        """What makes two refusals the same fault: the row, its guard, and the rules that are broken."""
+        return self.row, self.guard, self.rules
+
     def __str__(self) -> str:
         shown = ", ".join(f"{n}={v}" for n, v in self.values.items())
         where = f" {self.segment}" if self.segment else ""
@@ -128,13 +133,13 @@ class Request:
 
 @dataclass(slots=True)
 class GroupState:
-    """One cache group: its description, kind in the tables, what it needs to resume, and rows by event and name."""
+    """One cache group: its description, kind in the tables, what it needs to resume, and the rules of that need."""
 
     index: int
     spec: GroupSpec
     kind: str
     need: Group
-    covers: str
+    rules: tuple[str, ...]
     states: bool
 
     def low(self, position: int) -> int:
@@ -143,12 +148,21 @@ class GroupState:
 
 
 class Row:
-    """A compiled row as the oracle fires it: ``call(pool, *entities, *inputs)``, and how often it was fired."""
+    """A compiled row as the oracle fires it: ``call(pool, *entities, *inputs)``, and how often it was fired.
 
-    __slots__ = ("call", "count", "event", "name")
+    ``more``: the rules that it stands for besides its own, where it is about the need of one group.
+    """
 
-    def __init__(self, compiled: Compiled) -> None:
-        self.call, self.event, self.name, self.count = compiled.call, compiled.event, row_name(compiled.event), 0
+    __slots__ = ("call", "count", "event", "more", "name")
+
+    def __init__(self, compiled: Compiled, more: tuple[str, ...] = ()) -> None:
+        self.call, self.event, self.more = compiled.call, compiled.event, more
+        self.name, self.count = row_name(compiled.event), 0
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The rules that the row stands for."""
+        return (*self.event.rules, *self.more)
 
 
 @dataclass(slots=True)

@@ -7,14 +7,14 @@ which a row was refused is *lost*, and nothing about it is judged until it is ta
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hybridkv_ref.compile_py import attribute
 from hybridkv_ref.errors import InputError
-from hybridkv_ref.event_map import load_event_map
+from hybridkv_ref.event_map import load_event_map, row_name
 from hybridkv_ref.events import DEVICE, GroupSpec, Header
 from hybridkv_ref.machine import World
 from hybridkv_ref.models import load_model
@@ -75,11 +75,7 @@ class State:
             raise InputError(
                 f"header: capabilities: no capability '{claim}' (known: {', '.join(self.map.capabilities)})"
             )
-        rows = {e.row for e in self.tables.events}
-        needs = entries(self.spec)[1]
-        self.groups = [
-            self._group(i, g, rows, needs[g.kind].params if g.kind in needs else ()) for i, g in enumerate(specs)
-        ]
+        self.groups = [self._group(i, g) for i, g in enumerate(specs)]
         self.by_name = {g.spec.name: g for g in self.groups}
         self.tiers: dict[str, Tier] = {}
         self.device = self.tier(DEVICE)
@@ -104,13 +100,15 @@ class State:
         self.names = World(self.machine)
         self.names.pool = self.pool
 
-    def _group(self, index: int, spec: GroupSpec, rows: set[str], params: tuple[str, ...]) -> GroupState:
+    def _group(self, index: int, spec: GroupSpec) -> GroupState:
         if spec.block < 1:
             raise InputError(f"header: groups.{spec.name}.block: expected at least 1 token, got {spec.block}")
         geometry = {"ratio": spec.ratio, "halo": spec.halo, "window": spec.window}
-        need = cache_group(spec.name, spec.kind, spec.block, {p: geometry[p] for p in params}, self.spec)
-        covers = f"covers_{spec.kind}" if f"covers_{spec.kind}" in rows else "covers"
-        return GroupState(index, spec, kind_name(spec.name), need, covers, need.exact and need.miss == "prefill")
+        entry = entries(self.spec)[1].get(spec.kind)
+        params = {name: geometry[name] for name in (entry.params if entry else ()) if name in geometry}
+        need = cache_group(spec.name, spec.kind, spec.block, params, self.spec)
+        rules = entry.rules if entry else ()
+        return GroupState(index, spec, kind_name(spec.name), need, rules, need.exact and need.miss == "prefill")
 
     def tier(self, name: str) -> Tier:
         """The tier of this name; made with its caps when first named."""
@@ -132,9 +130,12 @@ class State:
             pool = World(machine).pool
             if name != DEVICE:
                 pool.model_epoch = self.pool.model_epoch
-            rows = [
-                (c.event.kinds.get("self") or c.event.kinds.get("dst", ""), Row(c)) for c in machine.events.values()
-            ]
+            rows: list[tuple[str, Row]] = []
+            for c in machine.events.values():
+                if row_name(c.event) in self.map.needs:
+                    rows += [(g.kind, Row(c, g.rules)) for g in self.groups]
+                else:
+                    rows.append((c.event.kinds.get("self") or c.event.kinds.get("dst", ""), Row(c)))
             self.tiers[name] = Tier(
                 name, machine, pool, [{} for _ in made], [set() for _ in made], made, [[] for _ in made], rows
             )
@@ -249,14 +250,10 @@ class State:
         results = [self.fire(rows[row], *values, segment=segment) for row, values in checks]
         return all(results)
 
-    def fired(self) -> Counter[str]:
-        """How often each row was fired, by name."""
-        found: Counter[str] = Counter()
-        for tier in self.tiers.values():
-            for _, row in tier.rows:
-                if row.count:
-                    found[row.name] += row.count
-        return found
+    @property
+    def rows(self) -> Iterator[Row]:
+        """The rows of every tier, fired or not."""
+        return (row for tier in self.tiers.values() for _, row in tier.rows)
 
     def refuse(self, row: Row, index: int, arguments: tuple[Any, ...], segment: Place, pool: Any = None) -> None:
         """Notes a refusal."""
@@ -265,7 +262,6 @@ class State:
         inputs = dict(zip(event.inputs, arguments[count:], strict=True))
         self.names.pool = self.pool if pool is None else pool
         values = self.names.values(guard.expr, event, arguments[:count], inputs)
-        self.failed.update(self.map.broken(event, guard))
-        self.refusals.append(
-            Refusal(self.index, self.event, event.id, self.map.broken(event, guard), where, guard.text, values)
-        )
+        broken = (*self.map.broken(event, guard), *row.more)
+        self.failed.update(broken)
+        self.refusals.append(Refusal(self.index, self.event, event.id, broken, where, guard.text, values))

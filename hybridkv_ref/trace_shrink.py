@@ -57,14 +57,14 @@ def related(events: Callable[[], Iterable[Event]], target: Event, deadline: floa
 
 
 def fails(header: Header, refusal: Refusal) -> Callable[[Sequence[Event]], bool]:
-    """Whether events lead to a refusal by the same row and guard; those that cannot be fed at all do not."""
+    """Whether events lead to a refusal of the same fault; those that cannot be fed at all do not."""
 
     def check(events: Sequence[Event]) -> bool:
         try:
             found = Oracle(header).feed_all(events)
         except InputError:
             return False
-        return any(r.row == refusal.row and r.guard == refusal.guard for r in found)
+        return any(r.fault == refusal.fault for r in found)
 
     return check
 

@@ -36,7 +36,7 @@ Progress = Callable[[int, int], None]
 class FirstRefusal(msgspec.Struct, frozen=True):
     """The first refusal that names a rule: line of the trace, and the shortest trace found that is still refused.
 
-    ``events`` is empty where another entry of the report has the same row and guard.
+    ``events`` is empty where another entry of the report is of the same fault.
     """
 
     rule: str
@@ -83,7 +83,7 @@ class Run:
     oracles: dict[str, Oracle] = field(default_factory=dict)
     refused: list[tuple[int, str, Refusal, Event]] = field(default_factory=list)
     last: dict[str, deque[Event]] = field(default_factory=dict)
-    named: set[str] = field(default_factory=set)
+    named: set[tuple[str, str, tuple[str, ...]]] = field(default_factory=set)
     count: int = 0
     total: int = 0
 
@@ -128,12 +128,11 @@ class Run:
             self.note(line, event, verdict)
 
     def note(self, line: int, event: Event, verdict: Verdict) -> None:
-        """Keeps the first refusal of each row and guard, which says most, and counts all."""
+        """Keeps the first refusal of each fault, which says most, and counts all."""
         self.total += len(verdict.refusals)
         for refusal in verdict.refusals:
-            key = refusal.row + refusal.guard
-            if key not in self.named:
-                self.named.add(key)
+            if refusal.fault not in self.named:
+                self.named.add(refusal.fault)
                 self.refused.append((line, event.instance, refusal, event))
 
     def results(self) -> list[Coverage]:
@@ -260,14 +259,15 @@ def _header(header: Header, model: str | None, path: str, strict_hash: bool, spe
 def _firsts(
     refused: list[tuple[int, str, Refusal, Event]], scan: Scan, path: str, seconds: float
 ) -> list[FirstRefusal]:
-    """The first refusal of each rule, each row and guard shrunk once, all within the time."""
-    deadline, shortened, found = time.monotonic() + seconds, set[str](), dict[str, FirstRefusal]()
+    """The first refusal of each rule, each fault shrunk once, all within the time."""
+    deadline, found = time.monotonic() + seconds, dict[str, FirstRefusal]()
+    shortened: set[tuple[str, str, tuple[str, ...]]] = set()
     for line, instance, refusal, event in refused:
         fresh = [rule for rule in refusal.rules if rule not in found] or ([""] if not refusal.rules else [])
         for rule in fresh:
-            key, events = refusal.row + refusal.guard, list[Any]()
-            if key not in shortened and time.monotonic() < deadline:
-                shortened.add(key)
+            events = list[Any]()
+            if refusal.fault not in shortened and time.monotonic() < deadline:
+                shortened.add(refusal.fault)
                 events = [
                     msgspec.to_builtins(e) for e in _shortest(scan, path, instance, line, refusal, event, deadline)
                 ]

@@ -121,6 +121,7 @@ def test_group_names_become_kinds() -> None:
     [
         ('rows = ["at_rest"]', 'rows = ["at_ease"]', "events.drain.rows: no row 'at_ease' in the tables"),
         ('hidden = ["close"]', 'hidden = ["shut"]', "events.free.hidden: no hidden step 'shut'"),
+        ('needs = ["covers"]', 'needs = ["hides"]', "events.toml: needs: no row 'hides' in the tables"),
         ('level = "L3"', 'level = "L9"', "events.toml: Invalid enum value 'L9'"),
         ("[capabilities.tree]", "[capability.tree]", "events.toml: Object contains unknown field `capability`"),
     ],

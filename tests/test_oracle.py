@@ -1,6 +1,10 @@
 """The oracle, event by event: what is legal stays silent, what is not is named with row, guard, values and rules."""
 
+import shutil
+from pathlib import Path
+
 import pytest
+from helpers import copy_oracle_spec
 
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.events import (
@@ -382,9 +386,22 @@ def test_a_reset_empties_the_cache_and_the_index() -> None:
     assert "HKV-S3-011" in only(header(), *events, Lookup("b", 48, blocks={"full": [1, 2, 3]})).rules
 
 
-def test_a_group_of_a_kind_without_a_rule_of_its_own_is_still_covered() -> None:
-    found = Oracle(header()).state.tables.event("system.covers")
-    assert found.rules == ("HKV-L3-001", "HKV-L3-002")
+@pytest.mark.parametrize(("exact", "refused"), [("true", True), ("false", False)])
+def test_a_kind_that_nobody_foresaw_is_judged_by_its_entry(tmp_path: Path, exact: str, refused: bool) -> None:
+    spec = copy_oracle_spec(tmp_path)
+    kind = "vision_embedding"
+    shutil.copy(Path(__file__).parent / "data" / "seventh_kind" / f"{kind}.toml", spec / "kinds")
+    entry = f'\n[need.{kind}]\nlo = "0"\nhi = "s"\nexact = {exact}\nmiss = "replay"\nrules = ["HKV-IDX-001"]\n'
+    (spec / "recovery.toml").write_text((spec / "recovery.toml").read_text() + entry)
+    blocks = {"img": [1, 2, 3]}
+    events = [*served("a", IDS, blocks), Arrive("b", 60, ids=IDS), Lookup("b", 32, matched=48, blocks=blocks)]
+    oracle = Oracle(header(GroupSpec("img", kind, 16)), spec=spec)
+    found = oracle.feed_all(events)
+    assert [(r.row, r.rules) for r in found] == [
+        ("system.covers", ("HKV-L3-001", "HKV-L3-002", "HKV-IDX-001"))
+    ] * refused
+    assert oracle.coverage().rules["HKV-IDX-001"].result == ("fail" if refused else "pass")
+    assert oracle.coverage().rules["HKV-SWA-001"].result == "not observable"
 
 
 # ---- how it says so ----------------------------------------------------------------------------------------------

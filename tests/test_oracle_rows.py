@@ -30,6 +30,7 @@ from hybridkv_ref.events import (
 )
 from hybridkv_ref.oracle import Oracle
 from hybridkv_ref.oracle_joint import Joint
+from hybridkv_ref.recovery import entries
 from hybridkv_ref.rules import load_rules
 
 FULL3 = {"full": [1, 2, 3]}
@@ -42,7 +43,7 @@ SAMPLES: dict[str, tuple[Header, list[Event]]] = {
     "refused_first": (header(), [*served("a", [1], {"full": [1]})[:-1], Arrive("a", 16)]),
     "one_life": (header(), [Arrive("a", 16), Arrive("a", 16)]),
     "aligned": (header(), [*CACHED, Lookup("b", 40, blocks=FULL3)]),
-    "covers_indexer_state": (header(IDX), [*served("a", IDS, {"idx": [1, 2, 3]}), Arrive("b", 60), Lookup("b", 48)]),
+    "covers": (header(IDX), [*served("a", IDS, {"idx": [1, 2, 3]}), Arrive("b", 60), Lookup("b", 48)]),
     "longest": (header(claims=("longest",)), [*CACHED, Lookup("b", 16, matched=48, blocks={"full": [1]})]),
     "limits_true": (header(claims=("limits",)), [*CACHED, Lookup("b", 0, matched=48, limiting=["full"])]),
     "graded": (header(), [*CACHED, Lookup("b", 48, blocks=FULL3, grade="bounded")]),
@@ -63,8 +64,8 @@ SAMPLES: dict[str, tuple[Header, list[Event]]] = {
 }
 # Rows whose guards hold by how the books are kept; they count premises, and a broken book would show.
 BOOKS = {"written", "unpublish"}
-# Needs two instances (test_oracle) or a kind of segment without a row of its own.
-ELSEWHERE = {"paired", "covers"}
+# Needs two instances (test_oracle).
+ELSEWHERE = {"paired"}
 
 
 @pytest.mark.parametrize("row", sorted(SAMPLES))
@@ -94,6 +95,7 @@ def test_both_ends_of_a_transfer_are_compared() -> None:
 def test_rules_that_the_registry_gives_to_the_oracle_have_a_row() -> None:
     tables, mapped = Oracle(header()).state.tables, {r for rows in load_event_map().rows.values() for r in rows}
     judged = {rule for event in tables.events if row_name(event) in mapped for rule in event.rules}
+    judged |= {rule for need in entries()[1].values() for rule in need.rules}
     given = {name for name, rule in load_rules().items() if "oracle" in rule.checked_by}
     # How a refusal reads is no row: test_oracle compares its parts.
     assert given - judged == {"HKV-ERR-004"}
