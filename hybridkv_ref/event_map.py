@@ -42,6 +42,7 @@ class Capability(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     title: str
     needs: tuple[str, ...]
+    books: frozenset[str]
     events: dict[str, _Entry]
     hidden: dict[str, _Hidden]
     capabilities: dict[str, Capability]
@@ -54,7 +55,7 @@ class EventMap:
 
     ``rows``: per event the rows it may fire, hidden ones included; ``hidden``: those of hidden steps only; ``level``:
     per event; ``capabilities``: by name; ``blame``: per row and guard, the rules that it breaks where it is false;
-    ``needs``: rows that stand for the rules of a group's recovery entry too.
+    ``needs``: rows that stand for the rules of a group's recovery entry too; ``books``: rows that stand for no event.
     """
 
     rows: Mapping[str, frozenset[str]]
@@ -63,6 +64,7 @@ class EventMap:
     capabilities: Mapping[str, Capability]
     blame: Mapping[str, Mapping[str, tuple[str, ...]]]
     needs: tuple[str, ...]
+    books: frozenset[str]
 
     def broken(self, event: Event, guard: Guard) -> tuple[str, ...]:
         """The rules that a false guard of a row breaks: those that ``blame`` names, else all of the row."""
@@ -103,4 +105,4 @@ def load_event_map(spec: Path = SPEC_DIR) -> EventMap:
         hidden[name] = frozenset(row for h in entry.hidden for row in read.hidden[h].rows)
         rows[name] = frozenset(entry.rows) | hidden[name]
     level = {n: e.level for n, e in read.events.items()}
-    return EventMap(rows, hidden, level, read.capabilities, read.blame, read.needs)
+    return EventMap(rows, hidden, level, read.capabilities, read.blame, read.needs, read.books)

@@ -30,13 +30,11 @@ class Blocks:
         self.empty, self.open, self.fresh = (frozenset(sets[n]) for n in ("EMPTY", "OPEN", "FRESH"))
         lease = state.tables.sets["lease"]
         self.hit, self.writes = frozenset(lease["HIT"]), frozenset(lease["WRITES"])
-        self.none, self.candidate = hits.none, hits.candidate
+        self.candidate = hits.candidate
         self.together: dict[tuple[int, int], int] = {}
         self.below: dict[tuple[str, int, str], list[Block]] = {}
         self.nobody = state.new_record(0, 1)
-        state.fire(self.on["finish"].other["reject"], self.nobody)
-        for row in self.on["finish"].other.values():
-            row.count = 0
+        self.unheld = [rows["unheld"] for rows in state.books.group]
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -97,7 +95,7 @@ class Blocks:
         if not state.fire(other["preempt"], request.record, segment=e.req):
             state.lose_request(request)
         # What was accepted belongs to the prompt when the request comes again.
-        request.length = request.record.length = max(request.length, request.record.accepted)
+        request.length = max(request.length, request.record.accepted)
         request.running = False
         request.positions.clear()
 
@@ -107,14 +105,15 @@ class Blocks:
         if request.lost:
             self.forget(request)
             return
-        held = request.held + record.held + record.found + record.writing + record.keeping
-        if record.stage in self.hits.over and not held and self.state.fire(self.on["free"].other["close"], record):
+        close = self.on["free"].other["close"]
+        if not request.held and self.state.legal(close, record):
+            self.state.fire(close, record)
             self.forget(request)
 
     def forget(self, request: Request) -> None:
         """Nothing of this life is kept but its name."""
         self.state.forget(request)
-        self.hits.agreed.pop(request.name, None)
+        self.hits.forget(request.name)
         self.hits.leases.pop(request.uid, None)
 
     # -- writing ---------------------------------------------------------------------------------------------------
@@ -235,7 +234,7 @@ class Blocks:
         """What nobody holds and no entry names goes back to the pool."""
         state, seg = self.state, block.segment
         if seg.stage not in self.empty:
-            if seg.keys or seg.pins or seg.writers:
+            if self.unheld[g.index].test(tier.pool, seg) >= 0:
                 return
             for row in (rows["retire"], rows["free"]):
                 row.count += 1
@@ -268,12 +267,17 @@ class Blocks:
                     continue
             if not self.in_order(on.other["tail_first"], tier, g, block, where):
                 continue
-            if state.fire(rows["retire"], seg, segment=where, pool=tier.pool) and state.fire(
-                rows["free"], seg, segment=where, pool=tier.pool
-            ):
-                self.give_back(rows, tier, g, block, where)
-            else:
-                state.lose(tier, g, block)
+            self.clear(rows, tier, g, block, where)
+
+    def clear(self, rows: dict[str, Row], tier: Tier, g: GroupState, block: Block, where: Place) -> None:
+        """The bytes of a block go, whether somebody uses it or not."""
+        state, seg = self.state, block.segment
+        if state.fire(rows["retire"], seg, segment=where, pool=tier.pool) and state.fire(
+            rows["free"], seg, segment=where, pool=tier.pool
+        ):
+            self.give_back(rows, tier, g, block, where)
+        else:
+            state.lose(tier, g, block)
 
     def in_order(self, row: Row, tier: Tier, g: GroupState, block: Block, where: Place) -> bool:
         """Of what was let go together, the later blocks of any group are evicted first."""
@@ -288,11 +292,15 @@ class Blocks:
         return self.state.fire(row, block.segment.start, latest, segment=where)
 
     def reset(self, e: Reset) -> None:
-        """Clears cached blocks that nobody holds: all of a group, or those named."""
-        state, g, rows = self.state, self.state.named(e.group), self.on["reset"].group[self.state.named(e.group).index]
-        numbers: Sequence[int] = e.blocks or list(state.device.blocks[g.index])
+        """Clears the blocks that are named, or of a whole group what nobody uses."""
+        state, g = self.state, self.state.named(e.group)
+        rows, device = self.on["reset"].group[g.index], state.device
+        numbers: Sequence[int] = e.blocks or list(device.blocks[g.index])
         for number in numbers:
-            block = state.block(state.device, g, number) if number != state.header.null else None
-            if block is None or block.segment.stage in self.empty or block.segment.pins or block.segment.writers:
+            block = state.block(device, g, number) if number != state.header.null else None
+            if block is None or block.segment.stage in self.empty:
                 continue
-            self.give_back(rows, state.device, g, block, (e.group, number))
+            if e.blocks:
+                self.clear(rows, device, g, block, (e.group, number))
+            elif state.legal(rows["retire"], block.segment):
+                self.give_back(rows, device, g, block, (e.group, number))

@@ -208,5 +208,5 @@ class Index:
                 state.fire(other["balance"], e.free, e.used, e.reserved, e.capacity, segment=e.group)
             case "rows":
                 spec = state.named(e.group).spec
-                bound = e.bound if e.bound >= 0 else spec.window + spec.block + state.header.limits.in_flight
-                state.fire(other["window_bound"], e.value, bound, segment=e.group)
+                told = (e.bound, spec.window, spec.block, state.header.limits.in_flight)
+                state.fire(other["window_bound"], e.value, *told, segment=e.group)

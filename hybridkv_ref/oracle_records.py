@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Any
 
 from hybridkv_ref.compile_py import attribute
@@ -46,6 +47,11 @@ class Refusal:
         shown = ", ".join(f"{n}={v}" for n, v in self.values.items())
         where = f" {self.segment}" if self.segment else ""
         return f"event {self.index} ({self.event}){where}: {self.row} refused by '{self.guard}' with {shown}"
+
+
+def digest(*parts: object) -> int:
+    """A number that stands for these values, the same in every run, and never 0."""
+    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest()) or 1
 
 
 @lru_cache(maxsize=64)
@@ -95,7 +101,7 @@ class Request:
 
     __slots__ = (
         "at", "chain", "domain", "drafts", "grade", "held", "length", "life", "lost", "name", "positions",
-        "record", "running", "table_versions", "uid", "unit", "votes",
+        "record", "running", "table_versions", "uid", "unit",
     )  # fmt: skip
 
     def __init__(self, name: str, uid: int, record: Any, length: int, unit: int) -> None:
@@ -104,7 +110,7 @@ class Request:
         self.domain = self.drafts = self.at = self.life = self.held = 0
         self.lost = self.running = False
         self.grade = "exact"
-        self.votes: dict[int, int] = {}
+        # Per group, the version of this request's table, and whether it was copied.
         self.table_versions: dict[str, tuple[int, bool]] = {}
         self.positions: dict[str, int] = {}
 
@@ -150,13 +156,14 @@ class GroupState:
 class Row:
     """A compiled row as the oracle fires it: ``call(pool, *entities, *inputs)``, and how often it was fired.
 
-    ``more``: the rules that it stands for besides its own, where it is about the need of one group.
+    ``test`` takes the same and only asks whether it may be fired. ``more``: the rules that it stands for besides its
+    own, where it is about the need of one group.
     """
 
-    __slots__ = ("call", "count", "event", "more", "name")
+    __slots__ = ("call", "count", "event", "more", "name", "test")
 
     def __init__(self, compiled: Compiled, more: tuple[str, ...] = ()) -> None:
-        self.call, self.event, self.more = compiled.call, compiled.event, more
+        self.call, self.test, self.event, self.more = compiled.call, compiled.test, compiled.event, more
         self.name, self.count = row_name(compiled.event), 0
 
     @property

@@ -80,6 +80,7 @@ class State:
         self.tiers: dict[str, Tier] = {}
         self.device = self.tier(DEVICE)
         self.machine, self.pool = self.device.machine, self.device.pool
+        self.books = self.bound(self.map.books)
         per_kind = [f"{n}.{g.kind}" for g in self.groups for n in ("group", "ahead", "abi", "uses")]
         self._record = maker(self.machine, "request", "", ("id", "length", "kernel", *per_kind))
         self._rigid = {attribute(n): 0 for n in per_kind}
@@ -143,7 +144,10 @@ class State:
 
     def bind(self, event: str, tier: str = DEVICE) -> Bound:
         """The rows that an event of this form may fire, and no others."""
-        allowed = self.map.rows[event]
+        return self.bound(self.map.rows[event], tier)
+
+    def bound(self, allowed: frozenset[str], tier: str = DEVICE) -> Bound:
+        """The rows of these names, with the caps of a tier."""
         group: list[dict[str, Row]] = [{} for _ in self.groups]
         other: dict[str, Row] = {}
         kinds = {g.kind: g.index for g in self.groups}
@@ -207,9 +211,7 @@ class State:
     def lose(self, tier: Tier, group: GroupState, block: Block) -> None:
         """Nothing about this block is judged any more until it is taken anew; nor is it charged to anybody."""
         if tier.blocks[group.index].pop(block.number, None) is not None:
-            used = attribute(f"{group.kind}.used")
-            setattr(tier.pool, used, getattr(tier.pool, used) - block.segment.mem)
-            tier.pool.gpu_used -= block.segment.mem
+            self.fire(self.books.group[group.index]["forget"], block.segment, pool=tier.pool)
         tier.lost[group.index].add(block.number)
 
     def lose_request(self, request: Request) -> None:
@@ -244,6 +246,10 @@ class State:
             return True
         self.refuse(row, index, arguments, segment, pool)
         return False
+
+    def legal(self, row: Row, *arguments: Any, pool: Any = None) -> bool:
+        """Whether a row may be fired; it is not."""
+        return row.test(pool or self.pool, *arguments) < 0
 
     def fire_all(self, rows: Mapping[str, Row], checks: Iterable[tuple[str, tuple[int, ...]]], segment: Place) -> bool:
         """Fires each of these rows with its inputs, also after one was refused; whether all were legal."""

@@ -30,8 +30,9 @@ class Steps:
         if request.lost or not self.hits.settle(request):
             state.skipped += 1
             return
-        for name, start in e.starts.items():
-            state.fire(on.other["same_start"], e.at if e.at >= 0 else min(e.starts.values()), start, segment=name)
+        if e.at >= 0 or len(e.starts) > 1:
+            for name, start in e.starts.items():
+                state.fire(on.other["same_start"], e.at if e.at >= 0 else min(e.starts.values()), start, segment=name)
         if e.at >= 0:
             self.at[e.step] = e.at
         for span in e.writes:
@@ -42,13 +43,10 @@ class Steps:
     def spans(self, span: Span) -> tuple[GroupState, bool]:
         """The group of a span, and whether its indices are what they should be."""
         state, g = self.state, self.state.named(span.group)
-        other, right = self.on["dispatch"].other, True
-        if span.space != "group":
-            right = state.fire(other["index_type"], False, segment=span.group)
-        if span.unit not in ("token", "group") and not (span.unit == "entry" and g.spec.ratio > 1):
-            right = state.fire(other["length_unit"], False, segment=span.group) and right
-        elif span.unit == "token":
-            other["length_unit"].count += 1
+        other = self.on["dispatch"].other
+        units = (span.unit == "token", span.unit == "group", span.unit == "entry", g.spec.ratio)
+        right = state.fire(other["index_type"], span.space == "group", segment=span.group)
+        right = state.fire(other["length_unit"], *units, segment=span.group) and right
         if span.window >= 0 and span.layer in self.windows:
             right = state.fire(other["own_window"], span.window, self.windows[span.layer], segment=span.group) and right
         if span.layout and g.spec.layout:

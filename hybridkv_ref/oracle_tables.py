@@ -82,7 +82,11 @@ def _oracle_tables(kinds: tuple[str, ...], spec: Path) -> Tables:
     tables = build(Spec(files, {**positions, "need": dict.fromkeys(kinds, _NO_NEED)}), whole=False)
     known = {row_name(e) for e in tables.events}
     event_map = load_event_map(spec)
-    cited = {"needs": set(event_map.needs), **{f"events.{event}.rows": rows for event, rows in event_map.rows.items()}}
+    cited = {
+        "needs": set(event_map.needs),
+        "books": event_map.books,
+        **{f"events.{event}.rows": rows for event, rows in event_map.rows.items()},
+    }
     for place, rows in cited.items():
         for row in sorted(rows - known):
             raise InputError(f"{EVENTS_FILE}: {place}: no row '{row}' in the tables")

@@ -149,10 +149,13 @@ def test_a_zero_hit_that_names_its_limit_is_silent() -> None:
 def test_unaligned_buffered_io_is_silent() -> None:
     assert refusals(header(), Io(3, 5, 7, direct=False), Io(8192, 4096, 4096)) == ()
     assert [only(header(), io).guard for io in (Io(1), Io(0, 1), Io(0, 0, 1))] == [
-        "not direct or buffer == 0",
-        "not direct or offset == 0",
-        "not direct or length == 0",
+        "refused or not direct or buffer == 0",
+        "refused or not direct or offset == 0",
+        "refused or not direct or length == 0",
     ]
+    assert refusals(header(), Io(1, refused=True)) == ()
+    for io in (Io(8192, 4096, 4096, refused=True), Io(3, 5, 7, direct=False, refused=True)):
+        assert only(header(), io).row == "system.io_not_refused"
 
 
 def test_an_entry_leaves_while_another_block_holds_the_same_key() -> None:
