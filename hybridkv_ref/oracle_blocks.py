@@ -15,7 +15,7 @@ from hybridkv_ref.events import (
     Reset,
 )
 from hybridkv_ref.oracle_hits import Hits
-from hybridkv_ref.oracle_records import UNTOLD, Block, GroupState, Place, Request, Row, Tier
+from hybridkv_ref.oracle_records import UNTOLD, Block, GroupState, Place, Request, Row, Tier, digest
 from hybridkv_ref.oracle_state import State
 
 
@@ -53,7 +53,7 @@ class Blocks:
         made.extend(e.ids)
         made.grade = e.grade
         parts = tuple(sorted((k, v, state.epochs[k, v]) for k, v in e.domain.items()))
-        made.domain = hash((parts, e.grade == "bounded")) or 1
+        made.domain = digest(parts, e.grade)
 
     def finish(self, e: Finish | Abort, event: str = "finish") -> None:
         """The end of a life."""
@@ -78,7 +78,7 @@ class Blocks:
         request.running = False
         if not done:
             state.lose_request(request)
-        self.close(request)
+        self.close(request, event)
 
     def abort(self, e: Abort) -> None:
         """The client's word; of a life that has ended it changes nothing."""
@@ -99,13 +99,13 @@ class Blocks:
         request.running = False
         request.positions.clear()
 
-    def close(self, request: Request) -> None:
+    def close(self, request: Request, event: str) -> None:
         """Forgets a life that is over and holds nothing."""
         record = request.record
         if request.lost:
             self.forget(request)
             return
-        close = self.on["free"].other["close"]
+        close = self.on[event].other["close"]
         if not request.held and self.state.legal(close, record):
             self.state.fire(close, record)
             self.forget(request)
@@ -194,7 +194,7 @@ class Blocks:
                 self.together[g.index, number] = uid
             self.give_back(rows, tier, g, block, where)
         if request is not None and not request.running:
-            self.close(request)
+            self.close(request, "free")
 
     def let_go(
         self,

@@ -173,9 +173,7 @@ class Claims:
             case "unit":
                 units = [g.spec.block for g in state.groups if g.spec.reuse]
                 rest = sum(1 for unit in units if not e.value or e.value % unit)
-                state.fire(other["unit_not_refused"], e.refused, rest)
-                if not e.refused:
-                    state.fire(other["common_unit"], rest)
+                state.fire(other["unit_not_refused" if e.refused else "common_unit"], rest)
             case "tier":
                 if not e.refused:
                     state.fire(other["has_path"], e.value, segment=e.side)

@@ -50,10 +50,13 @@ def coverage(state: State) -> Coverage:
     rows_of: dict[str, set[str]] = {}
     premises_of: Counter[str] = Counter()
     levels, told = state.map.row_level(), LEVELS.index(state.header.level)
+    fired = 0
     for row in state.rows:
-        for rule in row.rules if row.name in levels else ():
-            rows_of.setdefault(rule, set()).add(row.name)
-            premises_of[rule] += row.count
+        if row.name in levels:
+            fired += row.count
+            for rule in row.rules:
+                rows_of.setdefault(rule, set()).add(row.name)
+                premises_of[rule] += row.count
     failed = state.failed
     found: dict[str, RuleVerdict] = {}
     for rule in load_rules(state.spec):
@@ -68,9 +71,7 @@ def coverage(state: State) -> Coverage:
         elif not premises:
             result = "inconclusive" if state.skipped else "not exercised"
         found[rule] = RuleVerdict(result, premises, level, rows)
-    return _judged(
-        found, state.claims, state.spec, (sum(row.count for row in state.rows), state.hidden, state.peak, state.skipped)
-    )
+    return _judged(found, state.claims, state.spec, (fired, state.hidden, state.peak, state.skipped))
 
 
 def merged(parts: Sequence[Coverage], header: Header, spec: Path) -> Coverage:

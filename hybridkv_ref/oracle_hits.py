@@ -4,7 +4,7 @@ from collections import OrderedDict
 from typing import Any
 
 from hybridkv_ref.events import Agree, Lookup, Pin, Unpin, Vote
-from hybridkv_ref.oracle_records import REMEMBERED, Block, GroupState, Place, Request, Row
+from hybridkv_ref.oracle_records import REMEMBERED, Block, Bound, GroupState, Place, Request, Row
 from hybridkv_ref.oracle_state import State
 from hybridkv_ref.recovery import Contents, Hit, candidate_frontiers, longest_hit
 
@@ -44,7 +44,7 @@ class Hits:
                 continue
             found, blocks, ends, size = self.found[g.index], 0, set(), g.spec.block
             for index in range(request.known // size):
-                if hash((request.content((index + 1) * size), request.domain)) in found:
+                if request.content((index + 1) * size) ^ request.domain in found:
                     blocks |= 1 << index
                     ends.add((index + 1) * size)
             held[g.spec.name] = Contents(blocks, frozenset(ends))
@@ -101,11 +101,11 @@ class Hits:
                 covered = block.segment.end
                 first = first if last == block.segment.start and last else block.segment.start
                 last = covered
-            if used and not self.covered(g, e, used, first, last):
+            if used and not self.covered(self.on_lookup, g, e.req, used, first, last):
                 state.lose_request(request)
                 return
         for g in state.groups if used else ():
-            if g.spec.reuse and g.spec.name not in e.blocks and not self.covered(g, e, used, 0, 0):
+            if g.spec.reuse and g.spec.name not in e.blocks and not self.covered(self.on_lookup, g, e.req, used, 0, 0):
                 state.lose_request(request)
                 return
 
@@ -119,11 +119,22 @@ class Hits:
             rows["same_domain"], seg, block.domain, request.domain, segment=where
         )
 
-    def covered(self, g: GroupState, e: Lookup, used: int, first: int, last: int) -> bool:
+    def covered(self, on: Bound, g: GroupState, req: str, used: int, first: int, last: int) -> bool:
         """Contents: the group can resume at the position that is used."""
         lo, hi, exact = g.need.need(used, used)
-        row, where = self.on_lookup.group[g.index]["covers"], (g.spec.name, e.req)
-        return self.state.fire(row, lo, hi, first, last, exact, segment=where)
+        return self.state.fire(on.group[g.index]["covers"], lo, hi, first, last, exact, segment=(g.spec.name, req))
+
+    def held(self, request: Request, pinned: list[tuple[GroupState, Block, Any]]) -> bool:
+        """What of a hit is pinned is enough: every group resumes from blocks that it holds. Nothing pinned, no hit."""
+        spans = dict.fromkeys((g.index for g in self.state.groups if g.spec.reuse), (0, 0)) if pinned else {}
+        for g, block, _ in pinned:
+            first, last = spans[g.index]
+            seg = block.segment
+            spans[g.index] = (first if last == seg.start and last else seg.start), seg.end
+        used = request.record.f
+        return all(
+            self.covered(self.hidden, self.state.groups[i], request.name, used, *span) for i, span in spans.items()
+        )
 
     def record_match(self, request: Request, used: int, matched: int) -> bool:
         """Brings the request's record to a match of this length; a lookup that was not pinned leaves nothing."""
@@ -181,9 +192,8 @@ class Hits:
         best = 0
         for g in self.whole:
             count, size = 0, g.spec.block
-            while (count + 1) * size <= request.known and hash(
-                (request.content((count + 1) * size), request.domain)
-            ) in self.found[g.index]:
+            found, known = self.found[g.index], request.known
+            while (count + 1) * size <= known and request.content((count + 1) * size) ^ request.domain in found:
                 count += 1
             best = max(best, count * size)
         return best
@@ -294,6 +304,8 @@ class Hits:
                 block.leases.pop(request.uid, None)
             elif lease.stage != self.none:
                 pinned.append((g, block, lease))
+        if not self.held(request, pinned):
+            return False
         # Four rows of the request and four of each lease; candidates that nobody pinned are dropped.
         state.hidden += 4 + 4 * len(pinned) + len(leases) - len(pinned)
         for step, of_leases in (("check", ("pass_l1", "pass_l2")), ("join", ("pass_l4",)), ("validate", ("read",))):

@@ -1,7 +1,5 @@
 """The prefix index: entries come and go as a multiset, and what they say of their blocks."""
 
-from typing import Any
-
 from hybridkv_ref.events import DEVICE, KeyPublish, KeyRemove, Measure
 from hybridkv_ref.oracle_blocks import Blocks
 from hybridkv_ref.oracle_records import Block, GroupState, Tier
@@ -16,9 +14,8 @@ class Index:
 
     def __init__(self, state: State, blocks: Blocks, found: list[dict[int, int]]) -> None:
         self.state, self.blocks, self.found = state, blocks, found
-        self.on_publish, self.on_remove, self.on_measure = (
-            state.bind(e) for e in ("key_publish", "key_remove", "measure")
-        )
+        self.on_publish, self.on_remove = state.bind("key_publish"), state.bind("key_remove")
+        self.on_measure, self.on_reset = state.bind("measure"), state.bind("reset")
         self.entries: dict[tuple[str, int], dict[str, list[Entry]]] = {}
         self.parents: dict[tuple[str, int, str], str] = {}
 
@@ -108,7 +105,7 @@ class Index:
         if writer is not None:
             block.tokens = writer.content(block.segment.end)
             block.domain = writer.domain if block.tokens else 0
-            block.content = hash((block.tokens, block.domain)) if block.tokens else 0
+            block.content = block.tokens ^ block.domain
 
     def remove(self, e: KeyRemove) -> None:
         """Entries leave; a block that no other entry names and nobody holds is given back."""
@@ -183,7 +180,7 @@ class Index:
 
     def clear(self, group: GroupState, numbers: list[int]) -> None:
         """The entries of a group's device blocks go with a reset."""
-        rows: Any = self.on_remove.group[group.index]
+        rows = self.on_reset.group[group.index]
         device = self.state.device
         entries = self.of(DEVICE, group.index)
         chosen = set(numbers)

@@ -54,6 +54,17 @@ def digest(*parts: object) -> int:
     return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest()) or 1
 
 
+_BITS = (1 << 64) - 1
+_PARTIAL = 0xC2B2AE3D27D4EB4F
+
+
+def mixed(before: int, number: int) -> int:
+    """A number of 64 bits that stands for what came before and what follows, the same in every run, and never 0."""
+    bits = ((before ^ number) + 0x632BE59BD9B4E019) * 0x9E3779B97F4A7C15 & _BITS
+    bits = (bits ^ bits >> 29) * 0xBF58476D1CE4E5B9 & _BITS
+    return bits ^ bits >> 32 or 1
+
+
 @lru_cache(maxsize=64)
 def machine_of(tables: Tables, constants: tuple[tuple[str, int], ...]) -> Machine:
     """The tables compiled for these constants, once: worlds of one machine share its code."""
@@ -118,7 +129,7 @@ class Request:
         """Goes on with these ids: each hash stands for everything up to its end."""
         before = self.chain[-1] if self.chain else 0
         for number in ids:
-            before = hash((before, number)) or 1
+            before = mixed(before, number)
             self.chain.append(before)
 
     @property
@@ -132,9 +143,9 @@ class Request:
             return 0
         count = -(-end // self.unit)
         if count > len(self.chain):
-            return hash((self.uid, end, "own")) or 1
+            return digest(self.uid, end)
         last = self.chain[count - 1]
-        return last if end == count * self.unit else hash((last, end)) or 1
+        return last if end == count * self.unit else mixed(last ^ _PARTIAL, end)
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ from hybridkv_ref.oracle_records import (
 )
 from hybridkv_ref.oracle_tables import kind_name, oracle_tables
 from hybridkv_ref.paths import SPEC_DIR
-from hybridkv_ref.recovery import cache_group, entries
+from hybridkv_ref.recovery import entries, from_group
 from hybridkv_ref.tables import Tables
 
 
@@ -104,11 +104,8 @@ class State:
     def _group(self, index: int, spec: GroupSpec) -> GroupState:
         if spec.block < 1:
             raise InputError(f"header: groups.{spec.name}.block: expected at least 1 token, got {spec.block}")
-        geometry = {"ratio": spec.ratio, "halo": spec.halo, "window": spec.window}
-        entry = entries(self.spec)[1].get(spec.kind)
-        params = {name: geometry[name] for name in (entry.params if entry else ()) if name in geometry}
-        need = cache_group(spec.name, spec.kind, spec.block, params, self.spec)
-        rules = entry.rules if entry else ()
+        need = from_group(spec, self.spec)
+        rules = entries(self.spec)[1][spec.kind].rules
         return GroupState(index, spec, kind_name(spec.name), need, rules, need.exact and need.miss == "prefill")
 
     def tier(self, name: str) -> Tier:
@@ -129,8 +126,6 @@ class State:
             machine = machine_of(self.tables, known)
             made = [maker(machine, "segment", g.kind, ("group",)) for g in self.groups]
             pool = World(machine).pool
-            if name != DEVICE:
-                pool.model_epoch = self.pool.model_epoch
             rows: list[tuple[str, Row]] = []
             for c in machine.events.values():
                 if row_name(c.event) in self.map.needs:
@@ -140,6 +135,8 @@ class State:
             self.tiers[name] = Tier(
                 name, machine, pool, [{} for _ in made], [set() for _ in made], made, [[] for _ in made], rows
             )
+            if name != DEVICE:
+                self.fire(self.books.other["same_weights"], self.pool.model_epoch, pool=pool)
         return self.tiers[name]
 
     def bind(self, event: str, tier: str = DEVICE) -> Bound:

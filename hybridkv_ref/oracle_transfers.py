@@ -304,7 +304,5 @@ class Transfers:
 
     def io(self, e: Io) -> None:
         """Remainders by the unit of direct I/O."""
-        state, unit, other = self.state, max(e.unit, 1), self.io_rows.other
-        told = (e.direct, e.refused, e.address % unit, e.offset % unit, e.length % unit)
-        state.fire(other["io_not_refused"], *told)
-        state.fire(other["direct_io"], *told)
+        unit, row = max(e.unit, 1), self.io_rows.other["io_not_refused" if e.refused else "direct_io"]
+        self.state.fire(row, e.direct, e.address % unit, e.offset % unit, e.length % unit)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from hybridkv_ref.errors import InputError
+from hybridkv_ref.events import GroupSpec
 from hybridkv_ref.loader import load_tables
 from hybridkv_ref.models import Model
 from hybridkv_ref.need_functions import NeedFunction, check_params, compile_form, runtime_form
@@ -86,6 +87,23 @@ def cache_group(name: str, kind: str, unit: int, params: Mapping[str, int], spec
     return Group(name, kind, unit, dict(params), entry.miss, entry.exact, need_function(kind, params, spec))
 
 
+def from_group(group: GroupSpec, spec: Path = SPEC_DIR) -> Group:
+    """The group that the header of a trace describes; InputError for a bad unit, kind or parameter."""
+    return _shaped(group.name, group.kind, group.block, (group.ratio, group.halo, group.window), spec)
+
+
+def _shaped(name: str, kind: str, unit: int, shape: tuple[int | None, int | None, int | None], spec: Path) -> Group:
+    """A group of ratio, halo and window, of which the kind's entry takes what it asks for."""
+    geometry = dict(zip(("ratio", "halo", "window"), shape, strict=True))
+    params = {}
+    for parameter in _entry(kind, spec).params:
+        value = geometry.get(parameter)
+        if value is None:
+            raise InputError(f"{name}: {FILE} asks for '{parameter}', which the model lacks")
+        params[parameter] = value
+    return cache_group(name, kind, unit, params, spec)
+
+
 def from_model(model: Model, spec: Path = SPEC_DIR) -> tuple[Group, ...]:
     """The groups of a model, each with its block as unit and the entry's parameters from its geometry.
 
@@ -94,14 +112,11 @@ def from_model(model: Model, spec: Path = SPEC_DIR) -> tuple[Group, ...]:
     """
     groups = []
     for group in model.groups:
-        geometry = {"ratio": group.ratio, "halo": group.halo, "window": group.span}
-        params = {}
-        for name in _entry(group.kind, spec).params:
-            value = geometry.get(name)
-            if value is None:
-                raise InputError(f"{model.name}:groups.{group.name}: {FILE} asks for '{name}', which the model lacks")
-            params[name] = value
-        groups.append(cache_group(group.name, group.kind, group.block_tokens or 1, params, spec))
+        unit, shape = group.block_tokens or 1, (group.ratio, group.halo, group.span)
+        try:
+            groups.append(_shaped(group.name, group.kind, unit, shape, spec))
+        except InputError as error:
+            raise InputError(f"{model.name}:groups.{error}") from None
     return tuple(groups)
 
 

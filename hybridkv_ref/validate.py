@@ -1,13 +1,11 @@
 """Validates a trace of events: streams it through one oracle per engine instance, and shrinks what was refused."""
 
-import gc
 import multiprocessing
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from hybridkv_ref.collector import collector_paused
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.events import Event, Header
 from hybridkv_ref.oracle import FINE, Oracle, Verdict
@@ -31,6 +30,7 @@ LAST = 1000
 """Events that are kept of standard input, which cannot be read again."""
 
 Progress = Callable[[int, int], None]
+Check = Callable[[Sequence[Event]], bool]
 
 
 class FirstRefusal(msgspec.Struct, frozen=True):
@@ -179,7 +179,7 @@ def validate(
         count,
         sum(p.instances for p in passes),
         total,
-        _firsts(refused, first, path, shrink_seconds),
+        _firsts(refused, first, path, spec, shrink_seconds),
         found,
         first.warnings,
         next((p.fault for p in passes if p.fault), ""),
@@ -211,7 +211,7 @@ def _scan(
     progress: Progress | None = None,
 ) -> Scan:
     fault = ""
-    with open_trace(path) as (stream, size), _no_collection():
+    with open_trace(path) as (stream, size), collector_paused():
         reader = TraceReader(stream, path)
         header, warnings = _header(reader.header, model, path, strict_hash, spec)
         try:
@@ -232,18 +232,6 @@ def _scan(
     )  # fmt: skip
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Pauses the collector of cycles: what a trace makes dies by its counts."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def _header(header: Header, model: str | None, path: str, strict_hash: bool, spec: Path) -> tuple[Header, list[str]]:
     warnings = []
     if model is not None:
@@ -257,7 +245,7 @@ def _header(header: Header, model: str | None, path: str, strict_hash: bool, spe
 
 
 def _firsts(
-    refused: list[tuple[int, str, Refusal, Event]], scan: Scan, path: str, seconds: float
+    refused: list[tuple[int, str, Refusal, Event]], scan: Scan, path: str, spec: Path, seconds: float
 ) -> list[FirstRefusal]:
     """The first refusal of each rule, each fault shrunk once, all within the time."""
     deadline, found = time.monotonic() + seconds, dict[str, FirstRefusal]()
@@ -268,9 +256,9 @@ def _firsts(
             events = list[Any]()
             if refusal.fault not in shortened and time.monotonic() < deadline:
                 shortened.add(refusal.fault)
-                events = [
-                    msgspec.to_builtins(e) for e in _shortest(scan, path, instance, line, refusal, event, deadline)
-                ]
+                check = fails(scan.header, refusal, spec)
+                short = _shortest(scan, path, instance, line, event, check, deadline)
+                events = [msgspec.to_builtins(e) for e in short]
             found[rule] = FirstRefusal(
                 rule, line, instance, refusal.event, refusal.row, refusal.segment, refusal.guard, dict(refusal.values),
                 str(refusal), events,
@@ -279,9 +267,8 @@ def _firsts(
 
 
 def _shortest(
-    scan: Scan, path: str, instance: str, line: int, refusal: Refusal, event: Event, deadline: float
+    scan: Scan, path: str, instance: str, line: int, event: Event, check: Check, deadline: float
 ) -> list[Event]:
-    check = fails(scan.header, refusal)
     again = partial(_again, path, instance, line)
     part = scan.last[instance] if path == STDIN else related(again, event, deadline)
     short = shrink(part, check, deadline)

@@ -31,7 +31,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 
 # Names inside the package; "" is the package itself.
 ROOMS: dict[str, tuple[str, ...]] = {
-    "ground": ("errors", "paths"),
+    "ground": ("collector", "errors", "paths"),
     "expression": ("expr", "compile_py"),
     "tables": (
         "spec_files",

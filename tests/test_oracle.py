@@ -51,7 +51,7 @@ from hybridkv_ref.events import (
 )
 from hybridkv_ref.oracle import Illegal, Oracle
 from hybridkv_ref.oracle_joint import Joint
-from hybridkv_ref.oracle_records import Refusal
+from hybridkv_ref.oracle_records import Refusal, Request
 
 FULL = GroupSpec("full", "compressed_kv", 16)
 WIN = GroupSpec("win", "swa_window", 16, window=32)
@@ -149,9 +149,9 @@ def test_a_zero_hit_that_names_its_limit_is_silent() -> None:
 def test_unaligned_buffered_io_is_silent() -> None:
     assert refusals(header(), Io(3, 5, 7, direct=False), Io(8192, 4096, 4096)) == ()
     assert [only(header(), io).guard for io in (Io(1), Io(0, 1), Io(0, 0, 1))] == [
-        "refused or not direct or buffer == 0",
-        "refused or not direct or offset == 0",
-        "refused or not direct or length == 0",
+        "not direct or buffer == 0",
+        "not direct or offset == 0",
+        "not direct or length == 0",
     ]
     assert refusals(header(), Io(1, refused=True)) == ()
     for io in (Io(8192, 4096, 4096, refused=True), Io(3, 5, 7, direct=False, refused=True)):
@@ -233,6 +233,17 @@ def test_a_prefix_that_a_peer_sent_is_used_like_any_other() -> None:
     assert refusals(header(), *events, Lookup("b", 32, blocks={"full": [1, 2]})) == ()
     other = [*events[:-1], Arrive("b", 40, ids=[1, 3])]
     assert "HKV-KEY-001" in only(header(), *other, Lookup("b", 32, blocks={"full": [1, 2]})).rules
+
+
+def test_tokens_and_domains_that_differ_are_told_apart() -> None:
+    blocks, ids = {"full": [1]}, (-2, -1, 0, 1, (1 << 61) - 3, 1 << 63)
+    for asked in ids[1:]:
+        events = [*served("a", [-2], blocks), Arrive("b", 20, ids=[asked]), Lookup("b", 16, blocks=blocks)]
+        assert only(header(), *events).row == "full.same_tokens"
+    chain = Request("a", 1, None, 64, 16)
+    chain.extend([0, 1, 0, 1])
+    ends = [chain.content(end) for end in (8, 16, 32, 48, 64)]
+    assert len(set(ends)) == len(ends)
 
 
 # ---- must be refused ---------------------------------------------------------------------------------------------
