@@ -98,6 +98,7 @@ class Blocks:
         request.length = max(request.length, request.record.accepted)
         request.running = False
         request.positions.clear()
+        self.hits.forget(request.name)
 
     def close(self, request: Request, event: str) -> None:
         """Forgets a life that is over and holds nothing."""

@@ -277,6 +277,29 @@ def test_a_block_that_changed_between_lookup_and_pin_does_not_pass() -> None:
     assert refused.rules == ("HKV-L1-004", "HKV-S3-002")
 
 
+def test_a_hit_is_read_from_the_blocks_that_are_pinned() -> None:
+    blocks = {"full": [1, 2, 3]}
+    found = [*served("a", IDS, blocks), Arrive("b", 60, ids=IDS), Lookup("b", 48, matched=48, blocks=blocks)]
+    taken: list[Event] = [Allocate("b", "full", [4]), Dispatch("t", "b", writes=[Span("full", [4], 48, 60)])]
+    assert refusals(header(), *found, Pin("b", "full", [1, 2, 3]), *taken) == ()
+    part = only(header(), *found, Pin("b", "full", [1, 2]), taken[0])
+    assert (part.row, part.values["hi"], part.values["last"]) == ("system.covers", 48, 32)
+    # Nothing is pinned, so nothing of the hit is used: it computes from the start.
+    assert refusals(header(), *found, taken[0], Dispatch("t", "b", writes=[Span("full", [4], 0, 16)])) == ()
+    assert only(header(), *found, *taken).row == "full.append"
+    window = [*served("a", IDS, {"win": [1, 2, 3]}), Arrive("b", 60, ids=IDS)]
+    window.append(Lookup("b", 48, matched=48, blocks={"win": [1, 2, 3]}))
+    assert refusals(header(WIN), *window, Pin("b", "win", [2, 3]), Allocate("b", "win", [4])) == ()
+
+
+def test_a_request_that_comes_again_is_voted_on_again() -> None:
+    blocks = {"full": [1, 2, 3]}
+    events = [*served("a", IDS, blocks), Arrive("b", 60, ids=IDS), Vote("b", 0, 16), Vote("b", 1, 48)]
+    events += [Lookup("b", 16, blocks={"full": [1]}), Pin("b", "full", [1]), Allocate("b", "full", [4], at=16)]
+    events += [Preempt("b"), Free("b", "full", [4, 1]), Vote("b", 1, 48), Lookup("b", 48, blocks=blocks)]
+    assert refusals(header(), *events) == ()
+
+
 def test_blocks_of_older_weights_do_not_pass() -> None:
     blocks = {"full": [1, 2, 3]}
     events = [*served("a", IDS, blocks), Epoch("model"), *hit("b", 48, blocks)]
