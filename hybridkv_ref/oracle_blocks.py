@@ -15,7 +15,7 @@ from hybridkv_ref.events import (
     Reset,
 )
 from hybridkv_ref.oracle_hits import Hits
-from hybridkv_ref.oracle_records import UNTOLD, Block, GroupState, Place, Request, Row, Tier, digest
+from hybridkv_ref.oracle_records import UNTOLD, Block, Bound, GroupState, Place, Request, Row, Tier, digest
 from hybridkv_ref.oracle_state import State
 
 
@@ -34,6 +34,10 @@ class Blocks:
         self.together: dict[tuple[int, int], int] = {}
         self.below: dict[tuple[str, int, str], list[Block]] = {}
         self.nobody = state.new_record(0, 1)
+        # Per group the others of its pool, whose numbers it shares.
+        self.sharing = [
+            [o for o in state.groups if o is not g and g.spec.pool and o.spec.pool == g.spec.pool] for g in state.groups
+        ]
         self.unheld = [rows["unheld"] for rows in state.books.group]
 
     # -- requests --------------------------------------------------------------------------------------------------
@@ -96,7 +100,7 @@ class Blocks:
             state.lose_request(request)
         # What was accepted belongs to the prompt when the request comes again.
         request.length = max(request.length, request.record.accepted)
-        request.running = False
+        request.running = request.cold = False
         request.positions.clear()
         self.hits.forget(request.name)
 
@@ -127,7 +131,8 @@ class Blocks:
             for number in e.blocks:
                 state.lose(state.device, g, state.device.blocks[g.index].get(number) or Block(number, None))
             return
-        compiled, size, null = self.on["allocate"].group[g.index]["admit"], g.spec.block, state.header.null
+        on, size, null = self.on["allocate"], g.spec.block, state.header.null
+        compiled, shared = on.group[g.index]["admit"], self.sharing[g.index]
         at = e.at if e.at >= 0 else request.positions.get(e.group, request.record.f)
         device, record, lost = state.device, request.record, state.device.lost[g.index]
         for number in e.blocks:
@@ -136,10 +141,23 @@ class Blocks:
                 continue
             lost.discard(number)
             block = state.block(device, g, number)
-            if block is not None:
+            if block is not None and (not shared or self.apart(on, g, number)):
                 self.take(compiled, g, block, request, record, at, number)
             at += size
         request.positions[e.group] = at
+
+    def apart(self, on: Bound, group: GroupState, number: int) -> bool:
+        """No other group of the pool has the block of this number; where one has, nothing of either is judged."""
+        state, device = self.state, self.state.device
+        for g in self.sharing[group.index]:
+            other = device.blocks[g.index].get(number)
+            if other is not None and not state.fire(
+                on.group[g.index]["apart"], other.segment, segment=(g.spec.name, number)
+            ):
+                state.lose(device, g, other)
+                state.lose(device, group, device.blocks[group.index][number])
+                return False
+        return True
 
     def take(
         self, compiled: Row, g: GroupState, block: Block, request: Request, record: Any, at: int, number: int
@@ -175,8 +193,11 @@ class Blocks:
         rows = on.group[g.index]
         record = request.record if request is not None else self.nobody
         uid = request.uid if request is not None else 0
+        blocks, tails = tier.blocks[g.index], "tails" in state.claims
         for number in e.blocks:
-            block = state.block(tier, g, number) if number != null else None
+            if number == null:
+                continue
+            block = blocks.get(number) or state.block(tier, g, number)
             if block is None:
                 continue
             where = (e.group, number)
@@ -191,7 +212,7 @@ class Blocks:
             block.leases.pop(uid, None)
             if block.writer is request:
                 block.writer = None
-            if "tails" in state.claims:
+            if tails:
                 self.together[g.index, number] = uid
             self.give_back(rows, tier, g, block, where)
         if request is not None and not request.running:

@@ -305,7 +305,7 @@ class Hits:
             elif lease.stage != self.none:
                 pinned.append((g, block, lease))
         if leases and not pinned:
-            request.positions = dict.fromkeys(state.by_name, 0)
+            request.cold, request.positions = True, dict.fromkeys(state.by_name, 0)
         if not self.held(request, pinned):
             return False
         # Four rows of the request and four of each lease; candidates that nobody pinned are dropped.

@@ -111,7 +111,7 @@ class Request:
     """A request's life: its record in the tables, the identity of its tokens, where it is."""
 
     __slots__ = (
-        "at", "chain", "domain", "drafts", "grade", "held", "length", "life", "lost", "name", "positions",
+        "at", "chain", "cold", "domain", "drafts", "grade", "held", "length", "life", "lost", "name", "positions",
         "record", "running", "table_versions", "uid", "unit",
     )  # fmt: skip
 
@@ -119,7 +119,8 @@ class Request:
         self.name, self.uid, self.record, self.length, self.unit = name, uid, record, length, unit
         self.chain: list[int] = []
         self.domain = self.drafts = self.at = self.life = self.held = 0
-        self.lost = self.running = False
+        # ``cold``: it found a hit and pinned nothing of it, and has not computed yet.
+        self.lost = self.running = self.cold = False
         self.grade = "exact"
         # Per group, the version of this request's table, and whether it was copied.
         self.table_versions: dict[str, tuple[int, bool]] = {}

@@ -160,6 +160,8 @@ class Transfers:
         source, target = state.block(made.source, g, src), state.block(made.target, g, dst)
         if source is None or target is None:
             return None
+        if made.target is state.device and not self.blocks.apart(on, g, dst):
+            return None
         where = f"{g.spec.name}:{src}>{dst}"
         seg = source.segment
         if made.source.name.startswith(PEER) and seg.stage in self.blocks.empty:

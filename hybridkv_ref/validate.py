@@ -100,24 +100,27 @@ class Run:
 
     def feed(self, first: int, events: list[Event], keep: bool) -> None:
         """Feeds a batch whose first event stands in line ``first``."""
-        oracles = self.oracles
-        for offset, event in enumerate(events):
-            if event.instance and self.part == 0:
-                self.together(first + offset, event)
-            oracle = oracles.get(event.instance)
-            if oracle is None:
-                if not self.mine(event.instance):
-                    continue
-                oracle = self.oracle(event.instance)
-            try:
+        oracles, line, count = self.oracles, first, 0
+        try:
+            for line, event in enumerate(events, first):
+                instance = event.instance
+                if instance and self.part == 0:
+                    self.together(line, event)
+                oracle = oracles.get(instance)
+                if oracle is None:
+                    if not self.mine(instance):
+                        continue
+                    oracle = self.oracle(instance)
                 verdict = oracle.feed(event)
-            except InputError as error:
-                raise InputError(f"{first + offset}: {error}") from None
-            if keep:
-                self.last[event.instance].append(event)
-            if verdict is not FINE:
-                self.note(first + offset, event, verdict)
-            self.count += 1
+                if keep:
+                    self.last[instance].append(event)
+                if verdict is not FINE:
+                    self.note(line, event, verdict)
+                count += 1
+        except InputError as error:
+            raise InputError(f"{line}: {error}") from None
+        finally:
+            self.count += count
 
     def together(self, line: int, event: Event) -> None:
         """Feeds an event of a named instance to the joint pass."""
@@ -210,8 +213,16 @@ def _scan(
     parts: int = 1,
     progress: Progress | None = None,
 ) -> Scan:
+    # What the pass made is gone before the collector would look through it.
+    with collector_paused():
+        return _pass(path, model, strict_hash, spec, part, parts, progress)
+
+
+def _pass(
+    path: str, model: str | None, strict_hash: bool, spec: Path, part: int, parts: int, progress: Progress | None
+) -> Scan:
     fault = ""
-    with open_trace(path) as (stream, size), collector_paused():
+    with open_trace(path) as (stream, size):
         reader = TraceReader(stream, path)
         header, warnings = _header(reader.header, model, path, strict_hash, spec)
         try:

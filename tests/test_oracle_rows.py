@@ -7,6 +7,7 @@ from test_oracle import IDS, REC, WIN, header, served
 from hybridkv_ref.event_map import load_event_map, row_name
 from hybridkv_ref.events import (
     Admit,
+    Allocate,
     Arrive,
     Complete,
     Dispatch,
@@ -56,6 +57,14 @@ SAMPLES: dict[str, tuple[Header, list[Event]]] = {
     "applied_once": (header(REC), [Position("a", groups={"rec": 4}, next=5)]),
     "within_agreed": (header(), [*CACHED, Vote("b", 0, 32), Lookup("b", 48, blocks=FULL3)]),
     "look_again": (header(), [*CACHED, Lookup("b", 48, blocks=FULL3), Lookup("b", 60, blocks=FULL3)]),
+    "from_the_start": (
+        header(),
+        [*CACHED, Lookup("b", 48, blocks=FULL3), Dispatch("s", "b", writes=[Span("full", [4], 48, 60)])],
+    ),
+    "apart": (
+        header(*(GroupSpec(name, "compressed_kv", 16, pool="p") for name in "ab")),
+        [Allocate("r", "a", [1]), Allocate("r", "b", [1])],
+    ),
     "hold": (header(), [Pin("lock", "full", [1])]),
     "index_type": (header(), [*CACHED, Dispatch("s", "b", reads=[Span("full", [1], 0, 4, space="kernel")])]),
     "column_type": (header(), [TableWrite("a", "full", [1], space="kernel")]),
