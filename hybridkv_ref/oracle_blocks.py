@@ -140,7 +140,7 @@ class Blocks:
                 at += size
                 continue
             lost.discard(number)
-            block = state.block(device, g, number)
+            block = state.block(device, g, number, alive=False)
             if block is not None and (not shared or self.apart(on, g, number)):
                 self.take(compiled, g, block, request, record, at, number)
             at += size
@@ -150,6 +150,8 @@ class Blocks:
         """No other group of the pool has the block of this number; where one has, nothing of either is judged."""
         state, device = self.state, self.state.device
         for g in self.sharing[group.index]:
+            if state.choices.of:
+                state.choices.settle(device, g, number, alive=False)
             other = device.blocks[g.index].get(number)
             if other is not None and not state.fire(
                 on.group[g.index]["apart"], other.segment, segment=(g.spec.name, number)
@@ -277,7 +279,7 @@ class Blocks:
         for number in e.blocks:
             if not state.fire(on.other["not_null"], number == state.header.null, segment=(e.group, number)):
                 continue
-            block = state.block(tier, g, number)
+            block = state.block(tier, g, number, alive=True)
             if block is None:
                 continue
             seg, where = block.segment, (e.group, number)

@@ -78,7 +78,7 @@ class Hits:
             for index, number in enumerate(numbers):
                 if number == null:
                     continue
-                block = state.block(tier, g, number)
+                block = state.block(tier, g, number, alive=True)
                 if block is None:
                     state.lose_request(request)
                     return
@@ -210,7 +210,7 @@ class Hits:
             return
         hit = request is not None and tier is state.device and request.record.stage == self.matched
         for number in e.blocks:
-            block = state.block(tier, g, number) if number != state.header.null else None
+            block = state.block(tier, g, number, alive=True) if number != state.header.null else None
             if block is None:
                 continue
             where = (e.group, number)

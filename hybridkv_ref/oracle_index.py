@@ -2,6 +2,7 @@
 
 from hybridkv_ref.events import DEVICE, KeyPublish, KeyRemove, Measure
 from hybridkv_ref.oracle_blocks import Blocks
+from hybridkv_ref.oracle_choices import equal
 from hybridkv_ref.oracle_records import Block, GroupState, Tier
 from hybridkv_ref.oracle_state import State
 
@@ -46,7 +47,7 @@ class Index:
                 if (index := not_null.call(state.pool, number == null)) >= 0:
                     state.refuse(not_null, index, (number == null,), (e.group, number))
                     continue
-                block = state.block(tier, g, number)
+                block = state.block(tier, g, number, alive=True)
                 if block is not None and not self.put(tier, g, block, key, e.at, entries):
                     state.lose(tier, g, block)
                     continue
@@ -120,6 +121,8 @@ class Index:
                 state.refuse(known, index, (len(live),), (e.group, key))
                 continue
             number = e.blocks[place] if place < len(e.blocks) else None
+            if number is not None and state.choices.of:
+                state.choices.settle(tier, g, number, alive=True)
             place_of = self.choose(tier, g, live, number) if len(live) > 1 else 0
             entry = live.pop(place_of)
             if not live:
@@ -145,7 +148,8 @@ class Index:
     def choose(self, tier: Tier, g: GroupState, live: list[Entry], number: int | None) -> int:
         """Which of several equal entries goes: the named one, else the one that nobody holds.
 
-        Where nobody holds several of them the choice is hidden: then none of these is judged until it is taken anew.
+        Where nobody holds several of them the choice is hidden: it stays open where nothing tells their blocks apart,
+        else none of these is judged until it is taken anew.
         """
         if number is not None:
             return next((i for i, b in enumerate(live) if b is not None and b.number == number), 0)
@@ -153,10 +157,16 @@ class Index:
         self.state.peak = max(self.state.peak, len(idle))
         if len(idle) > 1:
             self.state.hidden += 1
-            for block in [live[i] for i in idle]:
-                if block is not None and tier.blocks[g.index].get(block.number) is block:
-                    self.lose_content(tier, g, block)
-                    self.state.lose(tier, g, block)
+            held = tier.blocks[g.index]
+            blocks = [b for i in idle if (b := live[i]) is not None and held.get(b.number) is b]
+            if len(blocks) == len(idle) and equal(blocks) and not self.state.claims & {"tree", "tails"}:
+                self.state.choices.open(tier, g, blocks)
+            else:
+                for block in blocks:
+                    self.forget_choice(tier, g, block.number)
+                    if held.get(block.number) is block:
+                        self.lose_content(tier, g, block)
+                        self.state.lose(tier, g, block)
         return idle[0] if idle else 0
 
     def forget_child(self, tier: str, group: int, key: str, entry: Entry) -> None:
@@ -182,6 +192,11 @@ class Index:
         """The entries of a group's device blocks go with a reset."""
         rows = self.on_reset.group[group.index]
         device = self.state.device
+        choices = self.state.choices
+        if not numbers:
+            choices.close(device, group, {n for tier, i, n in choices.of if (tier, i) == (DEVICE, group.index)})
+        for number in numbers:
+            self.forget_choice(device, group, number)
         entries = self.of(DEVICE, group.index)
         chosen = set(numbers)
         for key, live in list(entries.items()):
@@ -192,6 +207,16 @@ class Index:
                     self.lose_content(device, group, entry)
             if not live or (not chosen and all(b is None for b in live)):
                 del entries[key]
+
+    def forget_choice(self, tier: Tier, group: GroupState, number: int) -> None:
+        """Nothing is judged any more of the blocks among which a choice is open that has this number in it."""
+        together = self.state.choices.of.get((tier.name, group.index, number), set())
+        self.state.choices.close(tier, group, together)
+        for other in together:
+            if (block := tier.blocks[group.index].get(other)) is not None:
+                self.lose_content(tier, group, block)
+                self.state.lose(tier, group, block)
+            tier.lost[group.index].add(other)
 
     def measure(self, e: Measure) -> None:
         """Counts that the engine reports."""

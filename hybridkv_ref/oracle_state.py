@@ -18,6 +18,7 @@ from hybridkv_ref.event_map import load_event_map, row_name
 from hybridkv_ref.events import DEVICE, GroupSpec, Header
 from hybridkv_ref.machine import World
 from hybridkv_ref.models import load_model
+from hybridkv_ref.oracle_choices import Choices
 from hybridkv_ref.oracle_records import (
     REMEMBERED,
     SPARE,
@@ -77,6 +78,7 @@ class State:
             )
         self.groups = [self._group(i, g) for i, g in enumerate(specs)]
         self.by_name = {g.spec.name: g for g in self.groups}
+        self.choices = Choices()
         self.tiers: dict[str, Tier] = {}
         self.device = self.tier(DEVICE)
         self.machine, self.pool = self.device.machine, self.device.pool
@@ -182,8 +184,13 @@ class State:
         if len(self.ended) > REMEMBERED:
             self.ended.popitem(last=False)
 
-    def block(self, tier: Tier, group: GroupState, number: int) -> Block | None:
-        """The block of this number, empty if it was never named; None if it is lost."""
+    def block(self, tier: Tier, group: GroupState, number: int, alive: bool | None = None) -> Block | None:
+        """The block of this number, empty if it was never named; None if it is lost.
+
+        ``alive``: which of both the event needs it to be, where a choice left that open.
+        """
+        if alive is not None and self.choices.of:
+            self.choices.settle(tier, group, number, alive)
         found = tier.blocks[group.index].get(number)
         if found is None:
             if number in tier.lost[group.index]:

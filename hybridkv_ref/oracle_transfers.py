@@ -83,13 +83,16 @@ class Transfers:
         state = self.state
         source, target = state.tier(e.source), state.tier(e.target)
         on, owner = self.rows("transfer_begin", target), state.requests.get(e.req)
+        pairs = [(state.named(p.group), *ends) for p in e.parts for ends in zip(p.source, p.target, strict=False)]
+        for g, src, dst in pairs if state.choices.of else ():
+            state.choices.settle(source, g, src, alive=True)
+            state.choices.settle(target, g, dst, alive=False)
         named = {p.group for p in e.parts}
         missing = sum(1 for g in state.groups if g.spec.reuse and g.spec.name not in named)
         right = not e.whole or state.fire(on.other["all_groups"], missing, e.partial, segment=e.xfer)
         described = [self.described(part, source, on) for part in e.parts]
         if not (right and all(described)):
             return
-        pairs = [(state.named(p.group), *ends) for p in e.parts for ends in zip(p.source, p.target, strict=False)]
         entity = self.transfer(parts=max(len(pairs), 1))
         self.lost.pop(e.xfer, None)
         state.fire(on.other["offer"], entity)

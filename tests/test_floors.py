@@ -105,6 +105,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "oracle": (
         "oracle",
         "oracle_blocks",
+        "oracle_choices",
         "oracle_claims",
         "oracle_coverage",
         "oracle_hits",

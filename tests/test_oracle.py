@@ -176,8 +176,37 @@ def test_which_of_several_idle_blocks_lost_its_key_is_left_open() -> None:
     events += [*leave("a", {"full": [1]}), *leave("b", {"full": [2]}), KeyRemove("full", ["k"])]
     for taken in (1, 2):
         oracle = Oracle(header())
-        assert oracle.feed_all([*events, *served("c", [3], {"full": [taken]}), Drain()]) == ()
-        assert oracle.coverage().peak == 2
+        kept = Lookup("d", 16, blocks={"full": [3 - taken]})
+        taken_anew = served("c", [3], {"full": [taken]})
+        assert oracle.feed_all([*events, *taken_anew, Arrive("d", 20, ids=[1]), kept, Drain()]) == ()
+        assert (oracle.coverage().peak, oracle.coverage().skipped) == (2, 0)
+    # Either may be gone, and not both: what one event settles the next is held to.
+    for first, second in ((1, 2), (2, 1)):
+        used: list[Event] = [Arrive("d", 20, ids=[1]), Lookup("d", 16, blocks={"full": [first]})]
+        assert refusals(header(), *events, *used) == ()
+        assert "HKV-L1-003" in only(header(), *events, *used, Lookup("d", 16, blocks={"full": [second]})).rules
+        both: list[Event] = [Arrive("c", 32), Allocate("c", "full", [first]), Allocate("c", "full", [second])]
+        assert only(header(), *events, *both).guard == "stage == FREE"
+    gone = [*events, KeyRemove("full", ["k"]), Arrive("d", 20, ids=[1])]
+    assert only(header(), *gone, Lookup("d", 16, blocks={"full": [1]})).row == "full.find"
+    # A reset of one of them leaves it open how many are left.
+    cleared = [*events, Reset("full", [2]), Arrive("d", 20, ids=[1]), Lookup("d", 16, blocks={"full": [1]})]
+    assert refusals(header(), *cleared) == ()
+
+
+def test_blocks_that_are_not_alike_are_forgotten_where_a_choice_is_hidden() -> None:
+    events = [*fill("a", [1], {"full": [1]}, publish=False), *fill("b", [1], {"full": [2]})]
+    events += [KeyPublish("full", ["k"], [1]), KeyPublish("full", ["k"], [2])]
+    events += [
+        *leave("a", {"full": [1]}),
+        *leave("b", {"full": [2]}),
+        KeyRemove("full", ["k"]),
+        Arrive("c", 20, ids=[1]),
+    ]
+    for number in (1, 2):
+        oracle = Oracle(header())
+        assert oracle.feed_all([*events, Lookup("c", 16, blocks={"full": [number]})]) == ()
+        assert oracle.coverage().skipped == 1
 
 
 def test_drafts_are_refused_and_written_again() -> None:
