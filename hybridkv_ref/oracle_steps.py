@@ -30,9 +30,11 @@ class Steps:
         if request.lost or not self.hits.settle(request):
             state.skipped += 1
             return
-        if e.at >= 0 or len(e.starts) > 1:
-            for name, start in e.starts.items():
-                state.fire(on.other["same_start"], e.at if e.at >= 0 else min(e.starts.values()), start, segment=name)
+        starts, at = list(e.starts.items()), e.at
+        if at < 0 and starts:
+            at = starts.pop(0)[1]
+        for name, start in starts:
+            state.fire(on.other["same_start"], at, start, segment=name)
         if e.at >= 0:
             self.at[e.step] = e.at
         if request.cold and e.writes:

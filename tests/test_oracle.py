@@ -486,6 +486,69 @@ def test_a_kind_that_nobody_foresaw_is_judged_by_its_entry(tmp_path: Path, exact
     assert oracle.coverage().rules["HKV-SWA-001"].result == "not observable"
 
 
+# ---- what is no judgement ----------------------------------------------------------------------------------------
+
+
+def test_what_is_compared_with_nothing_is_no_premise() -> None:
+    oracle = Oracle(header(FULL, WIN))
+    oracle.feed_all([Decide(0, 1, "evict a"), Capture("g"), Replay("g", live=1, versions={"full": 3})])
+    oracle.feed_all([Arrive("a", 16), Dispatch("s", "a", starts={"full": 0}), Position("a", asked=8)])
+    rules = oracle.coverage().rules
+    for rule in ("HKV-RANK-002", "HKV-S4-009", "HKV-POS-003"):
+        assert (rules[rule].result, rules[rule].premises) == ("not exercised", 0), rule
+    assert oracle.feed(Decide(1, 1, "evict b")).rules == ("HKV-RANK-002",)
+    assert oracle.feed(Dispatch("t", "a", starts={"full": 0, "win": 16})).refusals[0].row == "system.same_start"
+
+
+def test_a_reference_of_nobody_is_no_premise_of_requests() -> None:
+    oracle = Oracle(header())
+    oracle.feed_all([*served("a", [1], {"full": [1]}), Pin("lock", "full", [1]), Unpin("lock", "full", [1])])
+    fired = {row.name: row.count for row in oracle.state.rows if row.count}
+    assert (fired["hold"], fired["unhold"]) == (1, 1)
+    assert not fired.keys() & {"match", "find", "pin", "release"}
+
+
+def test_tables_are_those_of_each_request() -> None:
+    events: list[Event] = [Arrive("a", 16), Arrive("b", 16), Capture("g")]
+    events += [
+        TableWrite("a", "full", [1], version=1, copied=True),
+        TableWrite("b", "full", [2], version=2, copied=True),
+    ]
+    for version in (1, 2):
+        assert refusals(header(), *events, Replay("g", live=1, versions={"full": version})) == ()
+    assert only(header(), *events, Replay("g", live=1, versions={"full": 0})).row == "system.tables_current"
+
+
+def test_a_reset_does_not_clear_what_is_used() -> None:
+    events = fill("a", [1], {"full": [1]})
+    assert only(header(), *events, Reset("full", [1])).segment == "full:1"
+    assert refusals(header(), *events, Reset("full"), *leave("a", {"full": [1]}), Drain()) == ()
+
+
+def test_what_a_refused_end_of_a_transfer_was_about_is_not_judged() -> None:
+    events: list[Event] = [Arrive("a", 40, ids=[1, 2]), Allocate("a", "full", [1])]
+    events += [TransferBegin("x", [Part("full", [11], [1])], source="peer:p", req="a"), TransferEnd("x", life=5)]
+    assert only(header(), *events).row == "system.completes_current"
+    oracle = Oracle(header())
+    oracle.feed_all(events)
+    assert oracle.feed(KeyPublish("full", ["p"], [1])).ok
+    assert oracle.coverage().skipped == 1
+
+
+def test_a_key_is_asked_for_where_objects_have_keys_of_their_own() -> None:
+    store = TransferBegin("x", [Part("full", [1], [7], keys=["stored"])], target="host")
+    assert refusals(header(), *served("a", [1], {"full": [1]}), store) == ()
+
+
+def test_a_lookup_that_is_repeated_forgets_no_preemption() -> None:
+    blocks = {"full": [1, 2, 3]}
+    events = [*fill("a", IDS, blocks), Preempt("a"), Free("a", "full", [3, 2, 1])]
+    events += [Lookup("a", 32, matched=32, blocks={"full": [1, 2]}), Lookup("a", 16, matched=32, blocks={"full": [1]})]
+    events += [Pin("a", "full", [1]), Allocate("a", "full", [5])]
+    assert refusals(header(), *events) == ()
+    assert only(header(limits=Limits(preempts=1)), *events, Preempt("a")).guard == "req.preempts < MAX_PREEMPTS"
+
+
 # ---- how it says so ----------------------------------------------------------------------------------------------
 
 
