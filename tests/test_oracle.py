@@ -535,9 +535,14 @@ def test_what_a_refused_end_of_a_transfer_was_about_is_not_judged() -> None:
     assert oracle.coverage().skipped == 1
 
 
-def test_a_key_is_asked_for_where_objects_have_keys_of_their_own() -> None:
-    store = TransferBegin("x", [Part("full", [1], [7], keys=["stored"])], target="host")
-    assert refusals(header(), *served("a", [1], {"full": [1]}), store) == ()
+def test_a_load_asks_for_the_key_of_the_tier_that_it_loads_from() -> None:
+    events = served("a", [1], {"full": [1]})
+    for tier in ("host", "disk"):
+        events += [TransferBegin(tier, [Part("full", [1], [7])], target=tier), TransferEnd(tier)]
+        events.append(KeyPublish("full", [tier], [7], tier=tier))
+    assert refusals(header(), *events, TransferBegin("x", [Part("full", [7], [2], keys=["host"])], source="host")) == ()
+    other = TransferBegin("x", [Part("full", [7], [2], keys=["disk"])], source="host")
+    assert only(header(), *events, other).rules == ("HKV-KEY-003",)
 
 
 def test_a_lookup_that_is_repeated_forgets_no_preemption() -> None:
