@@ -22,7 +22,11 @@ class Index:
 
     def of(self, tier: str, group: int) -> dict[str, list[Entry]]:
         """The entries of one group in one tier."""
-        return self.entries.setdefault((tier, group), {})
+        key = (tier, group)
+        found = self.entries.get(key)
+        if found is None:
+            found = self.entries[key] = {}
+        return found
 
     def publish(self, e: KeyPublish) -> None:
         """From here on the blocks can be found under these keys."""
@@ -113,9 +117,9 @@ class Index:
         state, g, on = self.state, self.state.named(e.group), self.on_remove
         tier, entries = state.tier(e.tier), self.of(e.tier, g.index)
         known, rows, tree, pool = on.other["known_entry"], on.group[g.index], "tree" in state.claims, state.pool
-        unpublish = rows["unpublish"]
+        unpublish, tails = rows["unpublish"], "tails" in state.claims
         for place, key in enumerate(e.keys):
-            live: list[Entry] = entries.get(key, [])
+            live: list[Entry] = entries.get(key) or []
             known.count += 1
             if (index := known.call(pool, len(live))) >= 0:
                 state.refuse(known, index, (len(live),), (e.group, key))
@@ -141,7 +145,7 @@ class Index:
                 continue
             self.lose_content(tier, g, entry)
             if entry.segment.stage in self.blocks.fresh:
-                if not entry.segment.pins and not entry.segment.keys:
+                if tails and state.legal(self.blocks.unheld[g.index], entry.segment, pool=tier.pool):
                     self.blocks.in_order(on.other["tail_first"], tier, g, entry, where)
                 self.blocks.give_back(rows, tier, g, entry, where)
 
