@@ -36,7 +36,7 @@ from hybridkv_ref.oracle_records import (
 )
 from hybridkv_ref.oracle_tables import kind_name, oracle_tables
 from hybridkv_ref.paths import SPEC_DIR
-from hybridkv_ref.recovery import entries, from_group
+from hybridkv_ref.recovery import entries, group_of
 from hybridkv_ref.tables import Tables
 
 
@@ -106,7 +106,7 @@ class State:
     def _group(self, index: int, spec: GroupSpec) -> GroupState:
         if spec.block < 1:
             raise InputError(f"header: groups.{spec.name}.block: expected at least 1 token, got {spec.block}")
-        need = from_group(spec, self.spec)
+        need = group_of(spec, self.spec)
         rules = entries(self.spec)[1][spec.kind].rules
         return GroupState(index, spec, kind_name(spec.name), need, rules, need.exact and need.miss == "prefill")
 

@@ -87,7 +87,7 @@ def cache_group(name: str, kind: str, unit: int, params: Mapping[str, int], spec
     return Group(name, kind, unit, dict(params), entry.miss, entry.exact, need_function(kind, params, spec))
 
 
-def from_group(group: GroupSpec, spec: Path = SPEC_DIR) -> Group:
+def group_of(group: GroupSpec, spec: Path = SPEC_DIR) -> Group:
     """The group that the header of a trace describes; InputError for a bad unit, kind or parameter."""
     return _shaped(group.name, group.kind, group.block, (group.ratio, group.halo, group.window), spec)
 

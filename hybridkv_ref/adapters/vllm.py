@@ -22,7 +22,7 @@ from hybridkv_ref import events as ev
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.events import Event, Header
 from hybridkv_ref.paths import SPEC_DIR
-from hybridkv_ref.recovery import from_group
+from hybridkv_ref.recovery import group_of
 
 CLAIMS = ("blocks", "reuse", "index", "steps", "in_order")
 """What a trace of this adapter shows."""
@@ -88,7 +88,7 @@ class Attached:
         self.missing = missing_features(type(manager))
         self.unit, self.names, self.pool = header.unit, [g.name for g in header.groups], manager.block_pool
         self.key: Callable[[Any], str] = lambda found: _text(maybe_convert_block_hash(get_block_hash(found)))
-        self.needs = [from_group(g, spec) for g in header.groups]
+        self.needs = [group_of(g, spec) for g in header.groups]
         self.lives: dict[str, Life] = {}
         self.held: list[dict[int, int]] = [{} for _ in self.names]
         self.used = 0

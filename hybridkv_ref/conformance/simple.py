@@ -29,7 +29,7 @@ from hybridkv_ref.events import (
     Reject,
     Span,
 )
-from hybridkv_ref.recovery import Contents, can_resume, from_group
+from hybridkv_ref.recovery import Contents, can_resume, group_of
 
 NULL = 0
 
@@ -60,7 +60,7 @@ class SimpleBlockEngine(Recorder):
         self.name = type(self).__name__
         self.size = groups[0].block
         self.groups = {g.name: g for g in groups}
-        self.needs = {g.name: from_group(g) for g in groups}
+        self.needs = {g.name: group_of(g) for g in groups}
         states = any(need.exact for need in self.needs.values())
         drafts = () if states else ("drafts",)  # a state cannot be taken back
         self.capabilities = ("blocks", "reuse", "index", "steps", "preemption", "salts", *drafts)
