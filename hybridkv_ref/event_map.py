@@ -41,6 +41,8 @@ class Capability(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     title: str
+    needs: tuple[str, ...]
+    books: frozenset[str]
     events: dict[str, _Entry]
     hidden: dict[str, _Hidden]
     capabilities: dict[str, Capability]
@@ -52,7 +54,8 @@ class EventMap:
     """The file, read.
 
     ``rows``: per event the rows it may fire, hidden ones included; ``hidden``: those of hidden steps only; ``level``:
-    per event; ``capabilities``: by name; ``blame``: per row and guard, the rules that it breaks where it is false.
+    per event; ``capabilities``: by name; ``blame``: per row and guard, the rules that it breaks where it is false;
+    ``needs``: rows that stand for the rules of a group's recovery entry too; ``books``: rows that stand for no event.
     """
 
     rows: Mapping[str, frozenset[str]]
@@ -60,6 +63,8 @@ class EventMap:
     level: Mapping[str, str]
     capabilities: Mapping[str, Capability]
     blame: Mapping[str, Mapping[str, tuple[str, ...]]]
+    needs: tuple[str, ...]
+    books: frozenset[str]
 
     def broken(self, event: Event, guard: Guard) -> tuple[str, ...]:
         """The rules that a false guard of a row breaks: those that ``blame`` names, else all of the row."""
@@ -99,4 +104,5 @@ def load_event_map(spec: Path = SPEC_DIR) -> EventMap:
             raise InputError(f"{FILE}: events.{name}.hidden: no hidden step '{unknown[0]}'")
         hidden[name] = frozenset(row for h in entry.hidden for row in read.hidden[h].rows)
         rows[name] = frozenset(entry.rows) | hidden[name]
-    return EventMap(rows, hidden, {n: e.level for n, e in read.events.items()}, read.capabilities, read.blame)
+    level = {n: e.level for n, e in read.events.items()}
+    return EventMap(rows, hidden, level, read.capabilities, read.blame, read.needs, read.books)

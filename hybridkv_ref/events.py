@@ -48,7 +48,8 @@ class GroupSpec(_Fixed, frozen=True):
 
     ``block`` is the number of tokens of one block, ``ahead`` the successor tokens that its keys need, ``reuse``
     whether it takes part in prefix hits, ``kernel_blocks`` how many blocks of the kernels one block is, ``capacity``
-    the number of device blocks, the null block included (0: not told).
+    the number of device blocks, the null block included (0: not told). Groups of one ``pool`` share its block numbers:
+    a number is in one of them at a time ("": the group has numbers of its own).
     """
 
     name: str
@@ -62,6 +63,7 @@ class GroupSpec(_Fixed, frozen=True):
     kernel_blocks: int = 1
     capacity: int = 0
     layout: str = ""
+    pool: str = ""
 
 
 class Limits(_Fixed, frozen=True):

@@ -47,7 +47,7 @@ def deal(groups: Sequence[Group]) -> list[tuple[list[Group], dict[str, int]]]:
     lanes: list[tuple[list[Group], dict[str, int]]] = []
     for group in groups:
         given = {"RATIO": group.ratio, "HALO": group.halo, "RING": group.ring_rows, "W": group.span}
-        own = {name: value for name, value in given.items() if value is not None}
+        own = {name: value for name, value in given.items() if value is not None} | group.constants
         for members, constants in lanes:
             agree = all(constants.get(name, value) == value for name, value in own.items())
             if agree and group.kind not in {g.kind for g in members}:

@@ -63,7 +63,8 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     ``entry_bytes`` and ``page_bytes`` are keyed by the format that ``dtype_of`` selects. ``page_bytes`` is one layer's
     block as engines allocate it, padding included, where a source gives it. ``block_tokens`` is the number of tokens
-    that one block covers. ``layer_ids`` is absent where no source gives the order of layers.
+    that one block covers. ``layer_ids`` is absent where no source gives the order of layers. ``constants`` gives a kind
+    of one's own the values of the constants that its table declares.
     """
 
     name: Name
@@ -82,6 +83,7 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     state_bytes: Count | None = None
     block_tokens: Count | None = None
     page_bytes: dict[str, Count] = {}
+    constants: dict[str, int] = {}
 
     @property
     def shape(self) -> Shape:

@@ -24,7 +24,8 @@ POSITIONS = ("s", "F")
 class NeedSpec(Record, frozen=True):
     """One entry: the needed positions, whether the last segment must end exactly at ``hi``, and what a miss costs.
 
-    ``params`` maps the entry's own names (ratio, window, ...) to constants of the tables.
+    ``params`` maps the entry's own names (ratio, window, ...) to constants of the tables; ``rules`` are those that a
+    resume without the needed positions breaks.
     """
 
     lo: str
@@ -32,6 +33,7 @@ class NeedSpec(Record, frozen=True):
     miss: Literal["replay", "prefill"]
     exact: bool = False
     params: dict[str, str] = {}
+    rules: tuple[str, ...] = ()
     doc: str = ""
 
 
@@ -51,8 +53,9 @@ class Need(msgspec.Struct, frozen=True):
     lo: Expr
     hi: Expr
     exact: bool
-    params: tuple[str, ...]
+    params: dict[str, str]
     miss: str
+    rules: tuple[str, ...]
 
 
 def read_needs(raw: Mapping[str, object]) -> tuple[RecoverySpec, dict[str, Need]]:
@@ -69,7 +72,7 @@ def read_needs(raw: Mapping[str, object]) -> tuple[RecoverySpec, dict[str, Need]
         scope = Scope(names, arith=True)
         place = f"{FILE}: need.{kind}"
         lo, hi = parse(entry.lo, scope, f"{place}.lo", INT), parse(entry.hi, scope, f"{place}.hi", INT)
-        needs[kind] = Need(kind, lo, hi, entry.exact, tuple(entry.params), entry.miss)
+        needs[kind] = Need(kind, lo, hi, entry.exact, entry.params, entry.miss, entry.rules)
     return spec, needs
 
 

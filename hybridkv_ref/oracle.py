@@ -7,6 +7,7 @@ told it does not judge; what it refuses it names by rule, event, segment, guard 
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,6 +101,14 @@ class Illegal(Exception):
         super().__init__(f"{refusal} ({', '.join(refusal.rules)})")
 
 
+def _reset(blocks: Blocks, index: Index, claims: Claims, event: Reset) -> None:
+    # Not of the oracle, which would then refer to itself and not die with its last use.
+    if blocks.state.header.null in event.blocks:
+        claims.dirty_null = False
+    index.clear(blocks.state.named(event.group), event.blocks)
+    blocks.reset(event)
+
+
 class Oracle:
     """An oracle for the engine that a header describes.
 
@@ -121,12 +130,13 @@ class Oracle:
         b, h, i, s, t, c = self.blocks, self.hits, self.index, self.steps, self.transfers, self.claims
         reducers: dict[Any, Callable[[Any], None]] = {
             Arrive: b.arrive, Admit: c.admit, Lookup: h.lookup, Preempt: b.preempt, Abort: b.abort, Finish: b.finish,
-            Allocate: b.allocate, Pin: h.pin, Unpin: h.unpin, DeferFree: b.defer, Free: b.free, Evict: b.evict, Reset:
-            self._reset, TableWrite: c.table_write, Dispatch: s.dispatch, Complete: s.complete, Draft: s.draft,
-            Accept: s.accept, Reject: s.reject, Position: c.position, KeyPublish: i.publish, KeyRemove: i.remove,
-            Measure: i.measure, TransferBegin: t.begin, TransferPart: t.part, TransferEnd: t.end, TransferFail:
-            t.fail, TransferCancel: t.cancel, Io: t.io, Vote: h.vote, Agree: h.agree, Decide: c.decide, Wait: c.wait,
-            Run: c.run, Capture: c.capture, Replay: c.replay, Epoch: c.epoch, Register: c.register, Drain: c.drain,
+            Allocate: b.allocate, Pin: h.pin, Unpin: h.unpin, DeferFree: b.defer, Free: b.free, Evict: b.evict,
+            Reset: partial(_reset, b, i, c), TableWrite: c.table_write, Dispatch: s.dispatch, Complete: s.complete,
+            Draft: s.draft, Accept: s.accept, Reject: s.reject, Position: c.position, KeyPublish: i.publish,
+            KeyRemove: i.remove, Measure: i.measure, TransferBegin: t.begin, TransferPart: t.part,
+            TransferEnd: t.end, TransferFail: t.fail, TransferCancel: t.cancel, Io: t.io, Vote: h.vote,
+            Agree: h.agree, Decide: c.decide, Wait: c.wait, Run: c.run, Capture: c.capture, Replay: c.replay,
+            Epoch: c.epoch, Register: c.register, Drain: c.drain,
         }  # fmt: skip
         self._reduce = {form: (str(form.__struct_config__.tag), reduce) for form, reduce in reducers.items()}
 
@@ -150,13 +160,6 @@ class Oracle:
     def feed_all(self, events: Iterable[Event]) -> tuple[Refusal, ...]:
         """Feeds events one after the other; gives what was refused."""
         return tuple(refusal for event in events for refusal in self.feed(event).refusals)
-
-    def _reset(self, event: Reset) -> None:
-        group = self.state.named(event.group)
-        if self.state.header.null in event.blocks:
-            self.claims.dirty_null = False
-        self.index.clear(group, event.blocks)
-        self.blocks.reset(event)
 
     def expected_hit(self, request: str) -> Hit:
         """The longest hit of a request that arrived, from what was published and not removed; KeyError for another."""

@@ -15,7 +15,7 @@ from hybridkv_ref.events import (
     Reset,
 )
 from hybridkv_ref.oracle_hits import Hits
-from hybridkv_ref.oracle_records import UNTOLD, Block, GroupState, Place, Request, Row, Tier
+from hybridkv_ref.oracle_records import UNTOLD, Block, Bound, GroupState, Place, Request, Row, Tier, digest
 from hybridkv_ref.oracle_state import State
 
 
@@ -30,13 +30,15 @@ class Blocks:
         self.empty, self.open, self.fresh = (frozenset(sets[n]) for n in ("EMPTY", "OPEN", "FRESH"))
         lease = state.tables.sets["lease"]
         self.hit, self.writes = frozenset(lease["HIT"]), frozenset(lease["WRITES"])
-        self.none, self.candidate = hits.none, hits.candidate
+        self.candidate = hits.candidate
         self.together: dict[tuple[int, int], int] = {}
         self.below: dict[tuple[str, int, str], list[Block]] = {}
         self.nobody = state.new_record(0, 1)
-        state.fire(self.on["finish"].other["reject"], self.nobody)
-        for row in self.on["finish"].other.values():
-            row.count = 0
+        # Per group the others of its pool, whose numbers it shares.
+        self.sharing = [
+            [o for o in state.groups if o is not g and g.spec.pool and o.spec.pool == g.spec.pool] for g in state.groups
+        ]
+        self.unheld = [rows["unheld"] for rows in state.books.group]
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -55,7 +57,7 @@ class Blocks:
         made.extend(e.ids)
         made.grade = e.grade
         parts = tuple(sorted((k, v, state.epochs[k, v]) for k, v in e.domain.items()))
-        made.domain = hash((parts, e.grade == "bounded")) or 1
+        made.domain = digest(parts, e.grade)
 
     def finish(self, e: Finish | Abort, event: str = "finish") -> None:
         """The end of a life."""
@@ -80,7 +82,7 @@ class Blocks:
         request.running = False
         if not done:
             state.lose_request(request)
-        self.close(request)
+        self.close(request, event)
 
     def abort(self, e: Abort) -> None:
         """The client's word; of a life that has ended it changes nothing."""
@@ -97,24 +99,26 @@ class Blocks:
         if not state.fire(other["preempt"], request.record, segment=e.req):
             state.lose_request(request)
         # What was accepted belongs to the prompt when the request comes again.
-        request.length = request.record.length = max(request.length, request.record.accepted)
-        request.running = False
+        request.length = max(request.length, request.record.accepted)
+        request.running = request.cold = False
         request.positions.clear()
+        self.hits.forget(request.name)
 
-    def close(self, request: Request) -> None:
+    def close(self, request: Request, event: str) -> None:
         """Forgets a life that is over and holds nothing."""
         record = request.record
         if request.lost:
             self.forget(request)
             return
-        held = request.held + record.held + record.found + record.writing + record.keeping
-        if record.stage in self.hits.over and not held and self.state.fire(self.on["free"].other["close"], record):
+        close = self.on[event].other["close"]
+        if not request.held and self.state.legal(close, record):
+            self.state.fire(close, record)
             self.forget(request)
 
     def forget(self, request: Request) -> None:
         """Nothing of this life is kept but its name."""
         self.state.forget(request)
-        self.hits.agreed.pop(request.name, None)
+        self.hits.forget(request.name)
         self.hits.leases.pop(request.uid, None)
 
     # -- writing ---------------------------------------------------------------------------------------------------
@@ -127,7 +131,8 @@ class Blocks:
             for number in e.blocks:
                 state.lose(state.device, g, state.device.blocks[g.index].get(number) or Block(number, None))
             return
-        compiled, size, null = self.on["allocate"].group[g.index]["admit"], g.spec.block, state.header.null
+        on, size, null = self.on["allocate"], g.spec.block, state.header.null
+        compiled, shared = on.group[g.index]["admit"], self.sharing[g.index]
         at = e.at if e.at >= 0 else request.positions.get(e.group, request.record.f)
         device, record, lost = state.device, request.record, state.device.lost[g.index]
         for number in e.blocks:
@@ -135,11 +140,26 @@ class Blocks:
                 at += size
                 continue
             lost.discard(number)
-            block = state.block(device, g, number)
-            if block is not None:
+            block = state.block(device, g, number, alive=False)
+            if block is not None and (not shared or self.apart(on, g, number)):
                 self.take(compiled, g, block, request, record, at, number)
             at += size
         request.positions[e.group] = at
+
+    def apart(self, on: Bound, group: GroupState, number: int) -> bool:
+        """No other group of the pool has the block of this number; where one has, nothing of either is judged."""
+        state, device = self.state, self.state.device
+        for g in self.sharing[group.index]:
+            if state.choices.of:
+                state.choices.settle(device, g, number, alive=False)
+            other = device.blocks[g.index].get(number)
+            if other is not None and not state.fire(
+                on.group[g.index]["apart"], other.segment, segment=(g.spec.name, number)
+            ):
+                state.lose(device, g, other)
+                state.lose(device, group, device.blocks[group.index][number])
+                return False
+        return True
 
     def take(
         self, compiled: Row, g: GroupState, block: Block, request: Request, record: Any, at: int, number: int
@@ -175,8 +195,11 @@ class Blocks:
         rows = on.group[g.index]
         record = request.record if request is not None else self.nobody
         uid = request.uid if request is not None else 0
+        blocks, tails = tier.blocks[g.index], "tails" in state.claims
         for number in e.blocks:
-            block = state.block(tier, g, number) if number != null else None
+            if number == null:
+                continue
+            block = blocks.get(number) or state.block(tier, g, number)
             if block is None:
                 continue
             where = (e.group, number)
@@ -191,11 +214,11 @@ class Blocks:
             block.leases.pop(uid, None)
             if block.writer is request:
                 block.writer = None
-            if "tails" in state.claims:
+            if tails:
                 self.together[g.index, number] = uid
             self.give_back(rows, tier, g, block, where)
         if request is not None and not request.running:
-            self.close(request)
+            self.close(request, "free")
 
     def let_go(
         self,
@@ -235,7 +258,7 @@ class Blocks:
         """What nobody holds and no entry names goes back to the pool."""
         state, seg = self.state, block.segment
         if seg.stage not in self.empty:
-            if seg.keys or seg.pins or seg.writers:
+            if self.unheld[g.index].test(tier.pool, seg) >= 0:
                 return
             for row in (rows["retire"], rows["free"]):
                 row.count += 1
@@ -256,7 +279,7 @@ class Blocks:
         for number in e.blocks:
             if not state.fire(on.other["not_null"], number == state.header.null, segment=(e.group, number)):
                 continue
-            block = state.block(tier, g, number)
+            block = state.block(tier, g, number, alive=True)
             if block is None:
                 continue
             seg, where = block.segment, (e.group, number)
@@ -268,12 +291,17 @@ class Blocks:
                     continue
             if not self.in_order(on.other["tail_first"], tier, g, block, where):
                 continue
-            if state.fire(rows["retire"], seg, segment=where, pool=tier.pool) and state.fire(
-                rows["free"], seg, segment=where, pool=tier.pool
-            ):
-                self.give_back(rows, tier, g, block, where)
-            else:
-                state.lose(tier, g, block)
+            self.clear(rows, tier, g, block, where)
+
+    def clear(self, rows: dict[str, Row], tier: Tier, g: GroupState, block: Block, where: Place) -> None:
+        """The bytes of a block go, whether somebody uses it or not."""
+        state, seg = self.state, block.segment
+        if state.fire(rows["retire"], seg, segment=where, pool=tier.pool) and state.fire(
+            rows["free"], seg, segment=where, pool=tier.pool
+        ):
+            self.give_back(rows, tier, g, block, where)
+        else:
+            state.lose(tier, g, block)
 
     def in_order(self, row: Row, tier: Tier, g: GroupState, block: Block, where: Place) -> bool:
         """Of what was let go together, the later blocks of any group are evicted first."""
@@ -288,11 +316,15 @@ class Blocks:
         return self.state.fire(row, block.segment.start, latest, segment=where)
 
     def reset(self, e: Reset) -> None:
-        """Clears cached blocks that nobody holds: all of a group, or those named."""
-        state, g, rows = self.state, self.state.named(e.group), self.on["reset"].group[self.state.named(e.group).index]
-        numbers: Sequence[int] = e.blocks or list(state.device.blocks[g.index])
+        """Clears the blocks that are named, or of a whole group what nobody uses."""
+        state, g = self.state, self.state.named(e.group)
+        rows, device = self.on["reset"].group[g.index], state.device
+        numbers: Sequence[int] = e.blocks or list(device.blocks[g.index])
         for number in numbers:
-            block = state.block(state.device, g, number) if number != state.header.null else None
-            if block is None or block.segment.stage in self.empty or block.segment.pins or block.segment.writers:
+            block = state.block(device, g, number) if number != state.header.null else None
+            if block is None or block.segment.stage in self.empty:
                 continue
-            self.give_back(rows, state.device, g, block, (e.group, number))
+            if e.blocks:
+                self.clear(rows, device, g, block, (e.group, number))
+            elif state.legal(rows["retire"], block.segment):
+                self.give_back(rows, device, g, block, (e.group, number))

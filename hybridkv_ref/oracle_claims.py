@@ -15,8 +15,12 @@ from hybridkv_ref.events import (
     TableWrite,
     Wait,
 )
+from hybridkv_ref.oracle_records import maker
 from hybridkv_ref.oracle_state import State
 from hybridkv_ref.oracle_steps import Steps
+
+DECISIONS = 4096
+"""Places of the ranks' sequences at which a first decision is remembered; a rank does not lag behind further."""
 
 
 class Claims:
@@ -40,37 +44,30 @@ class Claims:
         self.on = {name: state.bind(name) for name in names}
         self.graphs: dict[str, Any] = {}
         self.effects: dict[str, frozenset[str]] = {}
-        self.versions: dict[str, int] = {}
-        self.decisions: dict[int, tuple[str, int]] = {}
+        self.decisions: dict[int, Decide] = {}
         self.waits: dict[str, set[str]] = {}
         self.dirty_null = False
-        self.graph_first = state.tables.classes["graph"]["stage"].init
-        self.usable = frozenset(state.tables.sets["graph"]["USABLE"])
+        self.new_graph = maker(state.machine, "graph", "")
 
     def table_write(self, e: TableWrite) -> None:
         """A block table: the type of its indices, its columns, whether its buffer is free, the window's outside."""
         state, other, g = self.state, self.on["table_write"].other, self.state.named(e.group)
         request = state.request(e.req)
-        state.fire(
-            other["index_type"],
-            e.space == "group" or (e.space == "kernel" and g.spec.kernel_blocks > 1),
-            segment=e.group,
-        )
+        kind = (e.space == "group", e.space == "kernel", g.spec.kernel_blocks)
+        state.fire(other["column_type"], *kind, segment=e.group)
         if e.unit >= 0:
-            state.fire(other["index_type"], e.unit == g.spec.block, segment=e.group)
+            state.fire(other["column_unit"], e.unit, g.spec.block, segment=e.group)
         if e.columns >= 0:
             state.fire(other["index_inside"], e.index + max(len(e.blocks), 1) - 1, e.columns, segment=e.group)
         last, idle = request.table_versions.get(e.group, (-1, True))
-        if e.version != last:
-            state.fire(other["table_idle"], int(not idle), segment=e.group)
+        state.fire(other["table_idle"], e.version, last, int(not idle), segment=e.group)
         if e.version >= 0:
             request.table_versions[e.group] = (e.version, e.copied)
-            self.versions[e.group] = e.version
         if e.at >= 0 and g.spec.window:
             low = g.low(e.at)
             for place, number in enumerate(e.blocks):
-                if (e.index + place + 1) * g.spec.block <= low:
-                    state.fire(other["outside_is_null"], number == state.header.null, segment=(e.group, number))
+                upto, null = (e.index + place + 1) * g.spec.block, number == state.header.null
+                state.fire(other["outside_is_null"], upto, low, null, segment=(e.group, number))
 
     def position(self, e: Position) -> None:
         """Positions of groups against that of the request, truncations, shifts, what a state takes next."""
@@ -80,16 +77,17 @@ class Claims:
                 state.fire(other["applied_once"], e.next, at, segment=(name, e.req))
             elif e.at >= 0:
                 state.fire(other["same_position"], e.at, at, segment=(name, e.req))
-        if e.asked >= 0:
+        if e.asked >= 0 and e.at >= 0:
             state.fire(other["truncated"], e.at, e.asked, segment=e.req)
         if e.shift or e.data:
             state.fire(other["shifted"], e.shift, e.data, segment=e.req)
 
     def decide(self, e: Decide) -> None:
         """The first rank's decision at a place is everybody's."""
-        first = self.decisions.setdefault(e.seq, (e.what, e.rank))
-        self.state.fire(self.on["decide"].other["same_decision"], first[0] == e.what, segment=f"rank {e.rank}")
-        if len(self.decisions) > 4096:
+        first = self.decisions.setdefault(e.seq, e)
+        if first is not e:
+            self.state.fire(self.on["decide"].other["same_decision"], first.what == e.what, segment=f"rank {e.rank}")
+        if len(self.decisions) > DECISIONS:
             del self.decisions[next(iter(self.decisions))]
 
     def wait(self, e: Wait) -> None:
@@ -115,36 +113,40 @@ class Claims:
         """A job on the pipeline of its kind."""
         self.state.fire(self.on["run"].other["own_pipeline"], e.work in e.serves, segment=e.pipeline)
 
+    def graph(self, name: str) -> Any:
+        """The graph of this name, which nobody captured if it was never named."""
+        if name not in self.graphs:
+            self.graphs[name] = self.new_graph()
+        return self.graphs[name]
+
     def capture(self, e: Capture) -> None:
         """Topology is frozen; what an older capture froze is gone."""
         state, other = self.state, self.on["capture"].other
-        graph = self.graphs.get(e.graph)
-        if graph is None:
-            graph = self.graphs[e.graph] = state.names.add("graph")
-            state.names.entities.clear()
-        if graph.stage in self.usable:
-            row = "invalidate" if graph.captured != state.pool.topology else "discard_graph"
-            state.fire(other[row], graph, segment=e.graph)
-        state.fire(other["capture" if graph.stage == self.graph_first else "recapture"], graph, segment=e.graph)
+        graph = self.graph(e.graph)
+        for row in ("invalidate", "discard_graph"):
+            if state.legal(other[row], graph):
+                state.fire(other[row], graph, segment=e.graph)
+        state.fire(other["capture" if state.legal(other["capture"], graph) else "recapture"], graph, segment=e.graph)
         self.effects[e.graph] = frozenset(e.effects)
         self.dirty_null = self.dirty_null or e.null
 
     def replay(self, e: Replay) -> None:
         """Contents are set, then the graph runs, with padding at the null slot, current tables and captured effects."""
         state, other = self.state, self.on["replay"].other
-        graph = self.graphs.get(e.graph)
-        if graph is None:
-            graph = self.graphs[e.graph] = state.names.add("graph")
-            state.names.entities.clear()
+        graph = self.graph(e.graph)
         state.fire(other["null_clean"], self.dirty_null, segment=e.graph)
         missing = frozenset(e.effects) - self.effects.get(e.graph, frozenset())
         state.fire(other["effects_captured"], len(missing), segment=e.graph)
         if e.written >= 0:
             state.fire(other["rows_written"], e.written, e.live + len(e.padding), segment=e.graph)
         for name, version in e.versions.items():
-            state.fire(other["tables_current"], version, self.versions.get(name, version), segment=name)
+            # Which requests the replay serves is not told: any one's table will do.
+            held = [r.table_versions[name][0] for r in state.requests.values() if name in r.table_versions]
+            if held:
+                current = version if version in held else max(held)
+                state.fire(other["tables_current"], version, current, segment=name)
         padded = all(slot == state.header.null for slot in e.padding)
-        if graph.stage in self.usable and bool(graph.padded) != padded:
+        if state.legal(other["set_contents"], graph, padded):
             state.fire(other["set_contents"], graph, padded, segment=e.graph)
         if state.fire(other["replay"], graph, segment=e.graph):
             if e.step:
@@ -171,9 +173,7 @@ class Claims:
             case "unit":
                 units = [g.spec.block for g in state.groups if g.spec.reuse]
                 rest = sum(1 for unit in units if not e.value or e.value % unit)
-                state.fire(other["unit_not_refused"], e.refused, rest)
-                if not e.refused:
-                    state.fire(other["common_unit"], rest)
+                state.fire(other["unit_not_refused" if e.refused else "common_unit"], rest)
             case "tier":
                 if not e.refused:
                     state.fire(other["has_path"], e.value, segment=e.side)

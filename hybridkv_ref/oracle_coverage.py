@@ -3,13 +3,14 @@
 Passed with its premises, failed, not exercised, not observable, inconclusive.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from hybridkv_ref.event_map import LEVELS, load_event_map, row_name
+from hybridkv_ref.event_map import LEVELS, load_event_map
 from hybridkv_ref.events import Header
 from hybridkv_ref.oracle_state import State
 from hybridkv_ref.rules import load_rules
@@ -47,17 +48,21 @@ class Coverage(msgspec.Struct, frozen=True):
 def coverage(state: State) -> Coverage:
     """The coverage of what a state has seen."""
     rows_of: dict[str, set[str]] = {}
-    for event in state.tables.events:
-        for rule in event.rules:
-            rows_of.setdefault(rule, set()).add(row_name(event))
-    fired = state.fired()
+    premises_of: Counter[str] = Counter()
     levels, told = state.map.row_level(), LEVELS.index(state.header.level)
+    fired = 0
+    for row in state.rows:
+        if row.name in levels:
+            fired += row.count
+            for rule in row.rules:
+                rows_of.setdefault(rule, set()).add(row.name)
+                premises_of[rule] += row.count
     failed = state.failed
     found: dict[str, RuleVerdict] = {}
     for rule in load_rules(state.spec):
-        rows = tuple(sorted(row for row in rows_of.get(rule, ()) if row in levels))
+        rows = tuple(sorted(rows_of.get(rule, ())))
         level = min((levels[row] for row in rows), default="")
-        premises = sum(fired[row] for row in rows)
+        premises = premises_of[rule]
         result: Result = "pass"
         if rule in failed:
             result = "fail"
@@ -66,7 +71,7 @@ def coverage(state: State) -> Coverage:
         elif not premises:
             result = "inconclusive" if state.skipped else "not exercised"
         found[rule] = RuleVerdict(result, premises, level, rows)
-    return _judged(found, state.claims, state.spec, (sum(fired.values()), state.hidden, state.peak, state.skipped))
+    return _judged(found, state.claims, state.spec, (fired, state.hidden, state.peak, state.skipped))
 
 
 def merged(parts: Sequence[Coverage], header: Header, spec: Path) -> Coverage:

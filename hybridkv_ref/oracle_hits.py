@@ -1,13 +1,14 @@
 """Lookups, pins, and the way of a request through the hit protocol, most of which engines do not report."""
 
+from collections import OrderedDict
 from typing import Any
 
 from hybridkv_ref.events import Agree, Lookup, Pin, Unpin, Vote
-from hybridkv_ref.oracle_records import Block, GroupState, Place, Request, Row
+from hybridkv_ref.oracle_records import REMEMBERED, Block, Bound, GroupState, Place, Request, Row
 from hybridkv_ref.oracle_state import State
-from hybridkv_ref.recovery import Contents, Hit, longest_hit
+from hybridkv_ref.recovery import Contents, Hit, candidate_frontiers, longest_hit
 
-RUNNING, OVER, LOOKING, LETTING_GO = "RUNNING", "OVER", "LOOKING", "LETTING_GO"
+RUNNING, OVER, LOOKING = "RUNNING", "OVER", "LOOKING"
 
 
 class Hits:
@@ -20,15 +21,17 @@ class Hits:
         self.on_agree = state.bind("agree")
         sets = state.tables.sets["request"]
         self.running, self.looking = frozenset(sets[RUNNING]), frozenset(sets[LOOKING])
-        self.over, self.letting_go = frozenset(sets[OVER]), frozenset(sets[LETTING_GO])
+        self.over = frozenset(sets[OVER])
         self.first = state.tables.classes["request"]["stage"].init
         self.matched = next(e for e in state.tables.events if e.id == "request.match").edges["req"][1]
         self.none = state.tables.classes["lease"]["stage"].init
         self.candidate = next(e for e in state.tables.events if e.row == "find").edges["lease"][1]
         self.readable = state.tables.kinds[state.groups[0].kind].sets["READABLE"]
-        self.holders: dict[tuple[str, str, str, int], list[tuple[Any, Any]]] = {}
-        self.agreed: dict[str, dict[int, int]] = {}
+        self.holders: dict[tuple[str, str, str, int], list[Block]] = {}
+        self.votes: OrderedDict[str, dict[int, int]] = OrderedDict()
+        self.agreed: OrderedDict[str, int] = OrderedDict()
         self.leases: dict[int, list[tuple[GroupState, Block, Any]]] = {}
+        self.groups = [g.need for g in state.groups if g.spec.reuse]
         self.whole = [g for g in state.groups if g.low(g.spec.block) == 0 and not g.need.exact and g.spec.reuse]
 
     # -- what an engine could use ----------------------------------------------------------------------------------
@@ -41,7 +44,7 @@ class Hits:
                 continue
             found, blocks, ends, size = self.found[g.index], 0, set(), g.spec.block
             for index in range(request.known // size):
-                if hash((request.content((index + 1) * size), request.domain)) in found:
+                if request.content((index + 1) * size) ^ request.domain in found:
                     blocks |= 1 << index
                     ends.add((index + 1) * size)
             held[g.spec.name] = Contents(blocks, frozenset(ends))
@@ -49,10 +52,9 @@ class Hits:
 
     def expected(self, request: Request, matched: int = -1) -> Hit:
         """The longest hit that every group can serve; ``matched`` -1: as far as any group knows the prompt."""
-        groups = [g.need for g in self.state.groups if g.spec.reuse]
         contents = self.contents(request)
         matched = request.known if matched < 0 else min(matched, request.known)
-        return longest_hit(groups, contents, matched, max(request.length, 1), self.state.alignment)
+        return longest_hit(self.groups, contents, matched, max(request.length, 1), self.state.alignment)
 
     # -- lookup ----------------------------------------------------------------------------------------------------
 
@@ -76,7 +78,7 @@ class Hits:
             for index, number in enumerate(numbers):
                 if number == null:
                     continue
-                block = state.block(tier, g, number)
+                block = state.block(tier, g, number, alive=True)
                 if block is None:
                     state.lose_request(request)
                     return
@@ -99,11 +101,11 @@ class Hits:
                 covered = block.segment.end
                 first = first if last == block.segment.start and last else block.segment.start
                 last = covered
-            if used and not self.covered(g, e, used, first, last):
+            if used and not self.covered(self.on_lookup, g, e.req, used, first, last):
                 state.lose_request(request)
                 return
         for g in state.groups if used else ():
-            if g.spec.reuse and g.spec.name not in e.blocks and not self.covered(g, e, used, 0, 0):
+            if g.spec.reuse and g.spec.name not in e.blocks and not self.covered(self.on_lookup, g, e.req, used, 0, 0):
                 state.lose_request(request)
                 return
 
@@ -117,34 +119,51 @@ class Hits:
             rows["same_domain"], seg, block.domain, request.domain, segment=where
         )
 
-    def covered(self, g: GroupState, e: Lookup, used: int, first: int, last: int) -> bool:
+    def covered(self, on: Bound, g: GroupState, req: str, used: int, first: int, last: int) -> bool:
         """Contents: the group can resume at the position that is used."""
-        lo, hi, _ = g.need.need(used, used)
-        if lo >= hi:
-            return True
-        return self.state.fire(self.on_lookup.other[g.covers], lo, hi, first, last, segment=(g.spec.name, e.req))
+        lo, hi, exact = g.need.need(used, used)
+        return self.state.fire(on.group[g.index]["covers"], lo, hi, first, last, exact, segment=(g.spec.name, req))
+
+    def held(self, request: Request, pinned: list[tuple[GroupState, Block, Any]]) -> bool:
+        """What of a hit is pinned is enough: every group resumes from blocks that it holds. Nothing pinned, no hit."""
+        spans = dict.fromkeys((g.index for g in self.state.groups if g.spec.reuse), (0, 0)) if pinned else {}
+        for g, block, _ in pinned:
+            first, last = spans[g.index]
+            seg = block.segment
+            spans[g.index] = (first if last == seg.start and last else seg.start), seg.end
+        used = request.record.f
+        return all(
+            self.covered(self.hidden, self.state.groups[i], request.name, used, *span) for i, span in spans.items()
+        )
 
     def record_match(self, request: Request, used: int, matched: int) -> bool:
         """Brings the request's record to a match of this length; a lookup that was not pinned leaves nothing."""
         state, record, other = self.state, request.record, self.on_lookup.other
-        if record.stage in self.looking and not record.held:
+        again = record.stage in self.looking
+        if again and not record.held:
             for g, block, lease in self.leases.pop(request.uid, ()):
                 if lease.stage != self.none:
                     state.fire(self.on_lookup.group[g.index]["drop"], block.segment, lease, record)
                 block.leases.pop(request.uid, None)
-            accepted = record.accepted
-            request.record = record = state.new_record(request.uid, request.length, bool(record.kernel))
-            record.accepted = accepted
         if record.stage in self.running:
             return True
         request.positions.clear()
-        if not used:
+        if not used and not again:
             return True
-        row = "match" if record.stage == self.first else "resume"
+        record = self.longer(request)
+        row = "look_again" if again else "match" if record.stage == self.first else "resume"
         if not state.fire(other[row], record, used, used, used, matched, segment=request.name):
             return False
-        agreed = min(self.agreed.get(request.name, {}).values(), default=-1)
+        agreed = self.agreed.get(request.name, min(self.votes.get(request.name, {}).values(), default=-1))
         return agreed < 0 or state.fire(other["within_agreed"], used, agreed, segment=request.name)
+
+    def longer(self, request: Request) -> Any:
+        """The record, another one where a preempted request comes again with a longer prompt and holds nothing."""
+        state, record, books = self.state, request.record, self.state.books.other
+        if record.length != request.length and state.legal(self.hidden.other["resume_cold"], record):
+            request.record = state.new_record(request.uid, request.length, bool(record.kernel))
+            state.fire(books["come_again"], request.record, record.preempts)
+        return request.record
 
     def claims(self, e: Lookup, request: Request, matched: int) -> bool:
         """What the lookup claims about itself."""
@@ -152,9 +171,11 @@ class Hits:
         checks: list[tuple[str, tuple[int, ...]]] = [("graded", (e.grade == "bounded", request.grade == "bounded"))]
         if used:
             checks.append(("aligned", (used % state.alignment,)))
-        top = min(matched, request.length - 1)
+        length = max(request.length, 1)
+        tried = candidate_frontiers(self.groups, {}, min(max(matched, 0), length), length, state.alignment)
+        top = tried[0] if tried else 0
         if "limits" in state.claims and e.matched >= 0:
-            checks.append(("limits_named", (used, top - top % state.alignment, len(e.limiting))))
+            checks.append(("limits_named", (used, top, len(e.limiting))))
         # What the groups have is known only while no block is lost.
         sure = request.chain and not any(state.device.lost)
         if "announced" in state.claims and e.matched >= 0 and sure:
@@ -163,9 +184,7 @@ class Hits:
             checks.append(("longest", (used, self.expected(request, e.matched).r)))
         if e.limiting and sure:
             able = set(e.limiting) - set(self.expected(request, e.matched).limiting)
-            if used >= top - top % state.alignment:
-                able = set()
-            checks.append(("limits_true", (len(able),)))
+            checks.append(("limits_true", (used, top, len(able))))
         return state.fire_all(other, checks, e.req)
 
     def known(self, request: Request) -> int:
@@ -173,9 +192,8 @@ class Hits:
         best = 0
         for g in self.whole:
             count, size = 0, g.spec.block
-            while (count + 1) * size <= request.known and hash(
-                (request.content((count + 1) * size), request.domain)
-            ) in self.found[g.index]:
+            found, known = self.found[g.index], request.known
+            while (count + 1) * size <= known and request.content((count + 1) * size) ^ request.domain in found:
                 count += 1
             best = max(best, count * size)
         return best
@@ -185,62 +203,76 @@ class Hits:
     def pin(self, e: Pin) -> None:
         """A request pins its hit; any other holder takes references of its own."""
         state, g = self.state, self.state.named(e.group)
-        tier, rows, other = state.tier(e.tier), self.on_pin.group[g.index], self.on_pin.other
+        tier, rows = state.tier(e.tier), self.on_pin.group[g.index]
         request = state.requests.get(e.req)
         if request is not None and request.lost:
             state.skipped += 1
             return
         hit = request is not None and tier is state.device and request.record.stage == self.matched
         for number in e.blocks:
-            block = state.block(tier, g, number) if number != state.header.null else None
+            block = state.block(tier, g, number, alive=True) if number != state.header.null else None
             if block is None:
                 continue
             where = (e.group, number)
-            if hit and request is not None:
-                lease, record = block.leases.get(request.uid), request.record
-            else:
-                lease, record = None, state.new_record(0, 1)
-                state.fire(other["match"], record, 0, 0, 0, 0)
+            if request is None or not hit:
+                if state.fire(rows["hold"], block.segment, segment=where, pool=tier.pool):
+                    self.holders.setdefault((e.req, e.tier, e.group, number), []).append(block)
+                else:
+                    state.lose(tier, g, block)
+                continue
+            lease, record = block.leases.get(request.uid), request.record
             if lease is None:
                 lease = state.lease()
                 if not state.fire(rows["find"], block.segment, lease, record, segment=where):
                     state.lose(tier, g, block)
                     continue
-                if hit and request is not None:
-                    block.leases[request.uid] = lease
-                    self.leases.setdefault(request.uid, []).append((g, block, lease))
+                block.leases[request.uid] = lease
+                self.leases.setdefault(request.uid, []).append((g, block, lease))
             if not state.fire(rows["pin"], block.segment, lease, record, segment=where):
                 state.lose(tier, g, block)
-            elif not hit:
-                self.holders.setdefault((e.req, e.tier, e.group, number), []).append((lease, record))
 
     def unpin(self, e: Unpin) -> None:
         """A holder's reference ends."""
         state, g = self.state, self.state.named(e.group)
-        tier, rows, other = state.tier(e.tier), self.on_unpin.group[g.index], self.on_unpin.other
+        tier, row = state.tier(e.tier), self.on_unpin.group[g.index]["unhold"]
         for number in e.blocks:
+            key = (e.req, e.tier, e.group, number)
+            held = self.holders.get(key, [])
+            count, taken = len(held), held.pop() if held else None
+            if count == 1:
+                del self.holders[key]
             block = state.block(tier, g, number) if number != state.header.null else None
             if block is None:
                 continue
-            held = self.holders.get((e.req, e.tier, e.group, number))
-            lease, record = held.pop() if held else (state.lease(), state.new_record(0, 1))
-            if held is not None and not held:
-                del self.holders[e.req, e.tier, e.group, number]
-            if record.stage in self.looking:
-                state.fire(other["shorten"], record)
-            if not state.fire(rows["release"], block.segment, lease, record, segment=(e.group, number)):
+            if taken is not None and taken is not block:
+                # The block that was held is lost; another one has its number now.
+                state.skipped += 1
+            elif not state.fire(row, block.segment, count, segment=(e.group, number), pool=tier.pool):
                 state.lose(tier, g, block)
 
+    # -- ranks -----------------------------------------------------------------------------------------------------
+
     def vote(self, e: Vote) -> None:
-        """A rank's own hit."""
-        self.agreed.setdefault(e.req, {})[e.rank] = e.hit
+        """A rank's own hit; the first one after an agreement is for another hit."""
+        if self.agreed.pop(e.req, None) is not None:
+            del self.votes[e.req]
+        self.votes.setdefault(e.req, {})[e.rank] = e.hit
+        if len(self.votes) > REMEMBERED:
+            self.forget(next(iter(self.votes)))
 
     def agree(self, e: Agree) -> None:
         """The hit that all use."""
-        votes = self.agreed.get(e.req, {})
-        least = min(votes.values(), default=e.hit)
-        self.state.fire(self.on_agree.other["smallest"], e.hit, least, segment=e.req)
-        self.agreed[e.req] = {-1: e.hit}
+        votes = self.votes.setdefault(e.req, {})
+        if votes:
+            self.state.fire(self.on_agree.other["smallest"], e.hit, min(votes.values()), segment=e.req)
+        self.agreed[e.req] = e.hit
+        if len(self.votes) > REMEMBERED:
+            self.forget(next(iter(self.votes)))
+
+    def forget(self, name: str) -> None:
+        """Nothing is kept of what ranks said about this request."""
+        self.votes.pop(name, None)
+        self.agreed.pop(name, None)
 
     # -- hidden: from the match to the computing -------------------------------------------------------------------
 
@@ -272,6 +304,10 @@ class Hits:
                 block.leases.pop(request.uid, None)
             elif lease.stage != self.none:
                 pinned.append((g, block, lease))
+        if leases and not pinned:
+            request.cold, request.positions = True, dict.fromkeys(state.by_name, 0)
+        if not self.held(request, pinned):
+            return False
         # Four rows of the request and four of each lease; candidates that nobody pinned are dropped.
         state.hidden += 4 + 4 * len(pinned) + len(leases) - len(pinned)
         for step, of_leases in (("check", ("pass_l1", "pass_l2")), ("join", ("pass_l4",)), ("validate", ("read",))):

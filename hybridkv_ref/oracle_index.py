@@ -1,9 +1,8 @@
 """The prefix index: entries come and go as a multiset, and what they say of their blocks."""
 
-from typing import Any
-
 from hybridkv_ref.events import DEVICE, KeyPublish, KeyRemove, Measure
 from hybridkv_ref.oracle_blocks import Blocks
+from hybridkv_ref.oracle_choices import equal
 from hybridkv_ref.oracle_records import Block, GroupState, Tier
 from hybridkv_ref.oracle_state import State
 
@@ -16,15 +15,18 @@ class Index:
 
     def __init__(self, state: State, blocks: Blocks, found: list[dict[int, int]]) -> None:
         self.state, self.blocks, self.found = state, blocks, found
-        self.on_publish, self.on_remove, self.on_measure = (
-            state.bind(e) for e in ("key_publish", "key_remove", "measure")
-        )
+        self.on_publish, self.on_remove = state.bind("key_publish"), state.bind("key_remove")
+        self.on_measure, self.on_reset = state.bind("measure"), state.bind("reset")
         self.entries: dict[tuple[str, int], dict[str, list[Entry]]] = {}
         self.parents: dict[tuple[str, int, str], str] = {}
 
     def of(self, tier: str, group: int) -> dict[str, list[Entry]]:
         """The entries of one group in one tier."""
-        return self.entries.setdefault((tier, group), {})
+        key = (tier, group)
+        found = self.entries.get(key)
+        if found is None:
+            found = self.entries[key] = {}
+        return found
 
     def publish(self, e: KeyPublish) -> None:
         """From here on the blocks can be found under these keys."""
@@ -49,7 +51,7 @@ class Index:
                 if (index := not_null.call(state.pool, number == null)) >= 0:
                     state.refuse(not_null, index, (number == null,), (e.group, number))
                     continue
-                block = state.block(tier, g, number)
+                block = state.block(tier, g, number, alive=True)
                 if block is not None and not self.put(tier, g, block, key, e.at, entries):
                     state.lose(tier, g, block)
                     continue
@@ -108,21 +110,23 @@ class Index:
         if writer is not None:
             block.tokens = writer.content(block.segment.end)
             block.domain = writer.domain if block.tokens else 0
-            block.content = hash((block.tokens, block.domain)) if block.tokens else 0
+            block.content = block.tokens ^ block.domain
 
     def remove(self, e: KeyRemove) -> None:
         """Entries leave; a block that no other entry names and nobody holds is given back."""
         state, g, on = self.state, self.state.named(e.group), self.on_remove
         tier, entries = state.tier(e.tier), self.of(e.tier, g.index)
         known, rows, tree, pool = on.other["known_entry"], on.group[g.index], "tree" in state.claims, state.pool
-        unpublish = rows["unpublish"]
+        unpublish, tails = rows["unpublish"], "tails" in state.claims
         for place, key in enumerate(e.keys):
-            live: list[Entry] = entries.get(key, [])
+            live: list[Entry] = entries.get(key) or []
             known.count += 1
             if (index := known.call(pool, len(live))) >= 0:
                 state.refuse(known, index, (len(live),), (e.group, key))
                 continue
             number = e.blocks[place] if place < len(e.blocks) else None
+            if number is not None and state.choices.of:
+                state.choices.settle(tier, g, number, alive=True)
             place_of = self.choose(tier, g, live, number) if len(live) > 1 else 0
             entry = live.pop(place_of)
             if not live:
@@ -141,14 +145,15 @@ class Index:
                 continue
             self.lose_content(tier, g, entry)
             if entry.segment.stage in self.blocks.fresh:
-                if not entry.segment.pins and not entry.segment.keys:
+                if tails and state.legal(self.blocks.unheld[g.index], entry.segment, pool=tier.pool):
                     self.blocks.in_order(on.other["tail_first"], tier, g, entry, where)
                 self.blocks.give_back(rows, tier, g, entry, where)
 
     def choose(self, tier: Tier, g: GroupState, live: list[Entry], number: int | None) -> int:
         """Which of several equal entries goes: the named one, else the one that nobody holds.
 
-        Where nobody holds several of them the choice is hidden: then none of these is judged until it is taken anew.
+        Where nobody holds several of them the choice is hidden: it stays open where nothing tells their blocks apart,
+        else none of these is judged until it is taken anew.
         """
         if number is not None:
             return next((i for i, b in enumerate(live) if b is not None and b.number == number), 0)
@@ -156,10 +161,16 @@ class Index:
         self.state.peak = max(self.state.peak, len(idle))
         if len(idle) > 1:
             self.state.hidden += 1
-            for block in [live[i] for i in idle]:
-                if block is not None and tier.blocks[g.index].get(block.number) is block:
-                    self.lose_content(tier, g, block)
-                    self.state.lose(tier, g, block)
+            held = tier.blocks[g.index]
+            blocks = [b for i in idle if (b := live[i]) is not None and held.get(b.number) is b]
+            if len(blocks) == len(idle) and equal(blocks) and not self.state.claims & {"tree", "tails"}:
+                self.state.choices.open(tier, g, blocks)
+            else:
+                for block in blocks:
+                    self.forget_choice(tier, g, block.number)
+                    if held.get(block.number) is block:
+                        self.lose_content(tier, g, block)
+                        self.state.lose(tier, g, block)
         return idle[0] if idle else 0
 
     def forget_child(self, tier: str, group: int, key: str, entry: Entry) -> None:
@@ -183,8 +194,13 @@ class Index:
 
     def clear(self, group: GroupState, numbers: list[int]) -> None:
         """The entries of a group's device blocks go with a reset."""
-        rows: Any = self.on_remove.group[group.index]
+        rows = self.on_reset.group[group.index]
         device = self.state.device
+        choices = self.state.choices
+        if not numbers:
+            choices.close(device, group, {n for tier, i, n in choices.of if (tier, i) == (DEVICE, group.index)})
+        for number in numbers:
+            self.forget_choice(device, group, number)
         entries = self.of(DEVICE, group.index)
         chosen = set(numbers)
         for key, live in list(entries.items()):
@@ -195,6 +211,16 @@ class Index:
                     self.lose_content(device, group, entry)
             if not live or (not chosen and all(b is None for b in live)):
                 del entries[key]
+
+    def forget_choice(self, tier: Tier, group: GroupState, number: int) -> None:
+        """Nothing is judged any more of the blocks among which a choice is open that has this number in it."""
+        together = self.state.choices.of.get((tier.name, group.index, number), set())
+        self.state.choices.close(tier, group, together)
+        for other in together:
+            if (block := tier.blocks[group.index].get(other)) is not None:
+                self.lose_content(tier, group, block)
+                self.state.lose(tier, group, block)
+            tier.lost[group.index].add(other)
 
     def measure(self, e: Measure) -> None:
         """Counts that the engine reports."""
@@ -208,5 +234,5 @@ class Index:
                 state.fire(other["balance"], e.free, e.used, e.reserved, e.capacity, segment=e.group)
             case "rows":
                 spec = state.named(e.group).spec
-                bound = e.bound if e.bound >= 0 else spec.window + spec.block + state.header.limits.in_flight
-                state.fire(other["window_bound"], e.value, bound, segment=e.group)
+                told = (e.bound, spec.window, spec.block, state.header.limits.in_flight)
+                state.fire(other["window_bound"], e.value, *told, segment=e.group)

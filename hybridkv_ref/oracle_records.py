@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Any
 
 from hybridkv_ref.compile_py import attribute
@@ -37,10 +38,31 @@ class Refusal:
     guard: str
     values: Mapping[str, Value]
 
+    @property
+    def fault(self) -> tuple[str, str, tuple[str, ...]]:
+        """What makes two refusals the same fault: the row, its guard, and the rules that are broken."""
+        return self.row, self.guard, self.rules
+
     def __str__(self) -> str:
         shown = ", ".join(f"{n}={v}" for n, v in self.values.items())
         where = f" {self.segment}" if self.segment else ""
         return f"event {self.index} ({self.event}){where}: {self.row} refused by '{self.guard}' with {shown}"
+
+
+def digest(*parts: object) -> int:
+    """A number that stands for these values, the same in every run, and never 0."""
+    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest()) or 1
+
+
+_BITS = (1 << 64) - 1
+_PARTIAL = 0xC2B2AE3D27D4EB4F
+
+
+def mixed(before: int, number: int) -> int:
+    """A number of 64 bits that stands for what came before and what follows, the same in every run, and never 0."""
+    bits = ((before ^ number) + 0x632BE59BD9B4E019) * 0x9E3779B97F4A7C15 & _BITS
+    bits = (bits ^ bits >> 29) * 0xBF58476D1CE4E5B9 & _BITS
+    return bits ^ bits >> 32 or 1
 
 
 @lru_cache(maxsize=64)
@@ -89,17 +111,18 @@ class Request:
     """A request's life: its record in the tables, the identity of its tokens, where it is."""
 
     __slots__ = (
-        "at", "chain", "domain", "drafts", "grade", "held", "length", "life", "lost", "name", "positions",
-        "record", "running", "table_versions", "uid", "unit", "votes",
+        "at", "chain", "cold", "domain", "drafts", "grade", "held", "length", "life", "lost", "name", "positions",
+        "record", "running", "table_versions", "uid", "unit",
     )  # fmt: skip
 
     def __init__(self, name: str, uid: int, record: Any, length: int, unit: int) -> None:
         self.name, self.uid, self.record, self.length, self.unit = name, uid, record, length, unit
         self.chain: list[int] = []
         self.domain = self.drafts = self.at = self.life = self.held = 0
-        self.lost = self.running = False
+        # ``cold``: it found a hit and pinned nothing of it, and has not computed yet.
+        self.lost = self.running = self.cold = False
         self.grade = "exact"
-        self.votes: dict[int, int] = {}
+        # Per group, the version of this request's table, and whether it was copied.
         self.table_versions: dict[str, tuple[int, bool]] = {}
         self.positions: dict[str, int] = {}
 
@@ -107,7 +130,7 @@ class Request:
         """Goes on with these ids: each hash stands for everything up to its end."""
         before = self.chain[-1] if self.chain else 0
         for number in ids:
-            before = hash((before, number)) or 1
+            before = mixed(before, number)
             self.chain.append(before)
 
     @property
@@ -121,20 +144,20 @@ class Request:
             return 0
         count = -(-end // self.unit)
         if count > len(self.chain):
-            return hash((self.uid, end, "own")) or 1
+            return digest(self.uid, end)
         last = self.chain[count - 1]
-        return last if end == count * self.unit else hash((last, end)) or 1
+        return last if end == count * self.unit else mixed(last ^ _PARTIAL, end)
 
 
 @dataclass(slots=True)
 class GroupState:
-    """One cache group: its description, kind in the tables, what it needs to resume, and rows by event and name."""
+    """One cache group: its description, kind in the tables, what it needs to resume, and the rules of that need."""
 
     index: int
     spec: GroupSpec
     kind: str
     need: Group
-    covers: str
+    rules: tuple[str, ...]
     states: bool
 
     def low(self, position: int) -> int:
@@ -143,12 +166,22 @@ class GroupState:
 
 
 class Row:
-    """A compiled row as the oracle fires it: ``call(pool, *entities, *inputs)``, and how often it was fired."""
+    """A compiled row as the oracle fires it: ``call(pool, *entities, *inputs)``, and how often it was fired.
 
-    __slots__ = ("call", "count", "event", "name")
+    ``test`` takes the same and only asks whether it may be fired. ``more``: the rules that it stands for besides its
+    own, where it is about the need of one group.
+    """
 
-    def __init__(self, compiled: Compiled) -> None:
-        self.call, self.event, self.name, self.count = compiled.call, compiled.event, row_name(compiled.event), 0
+    __slots__ = ("call", "count", "event", "more", "name", "test")
+
+    def __init__(self, compiled: Compiled, more: tuple[str, ...] = ()) -> None:
+        self.call, self.test, self.event, self.more = compiled.call, compiled.test, compiled.event, more
+        self.name, self.count = row_name(compiled.event), 0
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The rules that the row stands for."""
+        return (*self.event.rules, *self.more)
 
 
 @dataclass(slots=True)

@@ -7,17 +7,18 @@ which a row was refused is *lost*, and nothing about it is judged until it is ta
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hybridkv_ref.compile_py import attribute
 from hybridkv_ref.errors import InputError
-from hybridkv_ref.event_map import load_event_map
+from hybridkv_ref.event_map import load_event_map, row_name
 from hybridkv_ref.events import DEVICE, GroupSpec, Header
 from hybridkv_ref.machine import World
 from hybridkv_ref.models import load_model
+from hybridkv_ref.oracle_choices import Choices
 from hybridkv_ref.oracle_records import (
     REMEMBERED,
     SPARE,
@@ -35,7 +36,7 @@ from hybridkv_ref.oracle_records import (
 )
 from hybridkv_ref.oracle_tables import kind_name, oracle_tables
 from hybridkv_ref.paths import SPEC_DIR
-from hybridkv_ref.recovery import cache_group, entries
+from hybridkv_ref.recovery import entries, group_of
 from hybridkv_ref.tables import Tables
 
 
@@ -75,15 +76,13 @@ class State:
             raise InputError(
                 f"header: capabilities: no capability '{claim}' (known: {', '.join(self.map.capabilities)})"
             )
-        rows = {e.row for e in self.tables.events}
-        needs = entries(self.spec)[1]
-        self.groups = [
-            self._group(i, g, rows, needs[g.kind].params if g.kind in needs else ()) for i, g in enumerate(specs)
-        ]
+        self.groups = [self._group(i, g) for i, g in enumerate(specs)]
         self.by_name = {g.spec.name: g for g in self.groups}
+        self.choices = Choices()
         self.tiers: dict[str, Tier] = {}
         self.device = self.tier(DEVICE)
         self.machine, self.pool = self.device.machine, self.device.pool
+        self.books = self.bound(self.map.books)
         per_kind = [f"{n}.{g.kind}" for g in self.groups for n in ("group", "ahead", "abi", "uses")]
         self._record = maker(self.machine, "request", "", ("id", "length", "kernel", *per_kind))
         self._rigid = {attribute(n): 0 for n in per_kind}
@@ -104,13 +103,12 @@ class State:
         self.names = World(self.machine)
         self.names.pool = self.pool
 
-    def _group(self, index: int, spec: GroupSpec, rows: set[str], params: tuple[str, ...]) -> GroupState:
+    def _group(self, index: int, spec: GroupSpec) -> GroupState:
         if spec.block < 1:
             raise InputError(f"header: groups.{spec.name}.block: expected at least 1 token, got {spec.block}")
-        geometry = {"ratio": spec.ratio, "halo": spec.halo, "window": spec.window}
-        need = cache_group(spec.name, spec.kind, spec.block, {p: geometry[p] for p in params}, self.spec)
-        covers = f"covers_{spec.kind}" if f"covers_{spec.kind}" in rows else "covers"
-        return GroupState(index, spec, kind_name(spec.name), need, covers, need.exact and need.miss == "prefill")
+        need = group_of(spec, self.spec)
+        rules = entries(self.spec)[1][spec.kind].rules
+        return GroupState(index, spec, kind_name(spec.name), need, rules, need.exact and need.miss == "prefill")
 
     def tier(self, name: str) -> Tier:
         """The tier of this name; made with its caps when first named."""
@@ -130,19 +128,25 @@ class State:
             machine = machine_of(self.tables, known)
             made = [maker(machine, "segment", g.kind, ("group",)) for g in self.groups]
             pool = World(machine).pool
-            if name != DEVICE:
-                pool.model_epoch = self.pool.model_epoch
-            rows = [
-                (c.event.kinds.get("self") or c.event.kinds.get("dst", ""), Row(c)) for c in machine.events.values()
-            ]
+            rows: list[tuple[str, Row]] = []
+            for c in machine.events.values():
+                if row_name(c.event) in self.map.needs:
+                    rows += [(g.kind, Row(c, g.rules)) for g in self.groups]
+                else:
+                    rows.append((c.event.kinds.get("self") or c.event.kinds.get("dst", ""), Row(c)))
             self.tiers[name] = Tier(
                 name, machine, pool, [{} for _ in made], [set() for _ in made], made, [[] for _ in made], rows
             )
+            if name != DEVICE:
+                self.fire(self.books.other["same_weights"], self.pool.model_epoch, pool=pool)
         return self.tiers[name]
 
     def bind(self, event: str, tier: str = DEVICE) -> Bound:
         """The rows that an event of this form may fire, and no others."""
-        allowed = self.map.rows[event]
+        return self.bound(self.map.rows[event], tier)
+
+    def bound(self, allowed: frozenset[str], tier: str = DEVICE) -> Bound:
+        """The rows of these names, with the caps of a tier."""
         group: list[dict[str, Row]] = [{} for _ in self.groups]
         other: dict[str, Row] = {}
         kinds = {g.kind: g.index for g in self.groups}
@@ -180,8 +184,13 @@ class State:
         if len(self.ended) > REMEMBERED:
             self.ended.popitem(last=False)
 
-    def block(self, tier: Tier, group: GroupState, number: int) -> Block | None:
-        """The block of this number, empty if it was never named; None if it is lost."""
+    def block(self, tier: Tier, group: GroupState, number: int, alive: bool | None = None) -> Block | None:
+        """The block of this number, empty if it was never named; None if it is lost.
+
+        ``alive``: which of both the event needs it to be, where a choice left that open.
+        """
+        if alive is not None and self.choices.of:
+            self.choices.settle(tier, group, number, alive)
         found = tier.blocks[group.index].get(number)
         if found is None:
             if number in tier.lost[group.index]:
@@ -206,9 +215,7 @@ class State:
     def lose(self, tier: Tier, group: GroupState, block: Block) -> None:
         """Nothing about this block is judged any more until it is taken anew; nor is it charged to anybody."""
         if tier.blocks[group.index].pop(block.number, None) is not None:
-            used = attribute(f"{group.kind}.used")
-            setattr(tier.pool, used, getattr(tier.pool, used) - block.segment.mem)
-            tier.pool.gpu_used -= block.segment.mem
+            self.fire(self.books.group[group.index]["forget"], block.segment, pool=tier.pool)
         tier.lost[group.index].add(block.number)
 
     def lose_request(self, request: Request) -> None:
@@ -244,19 +251,19 @@ class State:
         self.refuse(row, index, arguments, segment, pool)
         return False
 
+    def legal(self, row: Row, *arguments: Any, pool: Any = None) -> bool:
+        """Whether a row may be fired; it is not."""
+        return row.test(pool or self.pool, *arguments) < 0
+
     def fire_all(self, rows: Mapping[str, Row], checks: Iterable[tuple[str, tuple[int, ...]]], segment: Place) -> bool:
         """Fires each of these rows with its inputs, also after one was refused; whether all were legal."""
         results = [self.fire(rows[row], *values, segment=segment) for row, values in checks]
         return all(results)
 
-    def fired(self) -> Counter[str]:
-        """How often each row was fired, by name."""
-        found: Counter[str] = Counter()
-        for tier in self.tiers.values():
-            for _, row in tier.rows:
-                if row.count:
-                    found[row.name] += row.count
-        return found
+    @property
+    def rows(self) -> Iterator[Row]:
+        """The rows of every tier, fired or not."""
+        return (row for tier in self.tiers.values() for _, row in tier.rows)
 
     def refuse(self, row: Row, index: int, arguments: tuple[Any, ...], segment: Place, pool: Any = None) -> None:
         """Notes a refusal."""
@@ -265,7 +272,6 @@ class State:
         inputs = dict(zip(event.inputs, arguments[count:], strict=True))
         self.names.pool = self.pool if pool is None else pool
         values = self.names.values(guard.expr, event, arguments[:count], inputs)
-        self.failed.update(self.map.broken(event, guard))
-        self.refusals.append(
-            Refusal(self.index, self.event, event.id, self.map.broken(event, guard), where, guard.text, values)
-        )
+        broken = (*self.map.broken(event, guard), *row.more)
+        self.failed.update(broken)
+        self.refusals.append(Refusal(self.index, self.event, event.id, broken, where, guard.text, values))

@@ -30,10 +30,19 @@ class Steps:
         if request.lost or not self.hits.settle(request):
             state.skipped += 1
             return
-        for name, start in e.starts.items():
-            state.fire(on.other["same_start"], e.at if e.at >= 0 else min(e.starts.values()), start, segment=name)
+        starts, at = list(e.starts.items()), e.at
+        if at < 0 and starts:
+            at = starts.pop(0)[1]
+        for name, start in starts:
+            state.fire(on.other["same_start"], at, start, segment=name)
         if e.at >= 0:
             self.at[e.step] = e.at
+        if request.cold and e.writes:
+            request.cold = False
+            start = min(span.lo for span in e.writes)
+            if not state.fire(on.other["from_the_start"], start, segment=e.req):
+                state.lose_request(request)
+                return
         for span in e.writes:
             self.write(span, request, ran)
         for span in e.reads:
@@ -42,13 +51,10 @@ class Steps:
     def spans(self, span: Span) -> tuple[GroupState, bool]:
         """The group of a span, and whether its indices are what they should be."""
         state, g = self.state, self.state.named(span.group)
-        other, right = self.on["dispatch"].other, True
-        if span.space != "group":
-            right = state.fire(other["index_type"], False, segment=span.group)
-        if span.unit not in ("token", "group") and not (span.unit == "entry" and g.spec.ratio > 1):
-            right = state.fire(other["length_unit"], False, segment=span.group) and right
-        elif span.unit == "token":
-            other["length_unit"].count += 1
+        other = self.on["dispatch"].other
+        units = (span.unit == "token", span.unit == "group", span.unit == "entry", g.spec.ratio)
+        right = state.fire(other["index_type"], span.space == "group", segment=span.group)
+        right = state.fire(other["length_unit"], *units, segment=span.group) and right
         if span.window >= 0 and span.layer in self.windows:
             right = state.fire(other["own_window"], span.window, self.windows[span.layer], segment=span.group) and right
         if span.layout and g.spec.layout:
@@ -68,8 +74,9 @@ class Steps:
         if hi > record.accepted + request.drafts:
             state.hidden += 1
             state.fire(self.on["dispatch"].other["confirm"], record, hi - request.drafts)
+        pool, device = state.pool, state.device
         for number in span.blocks:
-            block = state.block(state.device, g, number) if number != null else None
+            block = state.block(device, g, number) if number != null else None
             if block is None:
                 continue
             seg = block.segment
@@ -84,11 +91,16 @@ class Steps:
                 # A state stands for all tokens up to its position: the last block of the span has the step's.
                 whole = g.states and number == span.blocks[-1]
                 count = (hi if whole else min(hi, seg.start + size)) - at
-            if not (
-                state.fire(append, seg, lease, record, at, count, segment=where)
-                and state.fire(issue, seg, lease, record, seg.end, segment=where)
-            ):
-                state.lose(state.device, g, block)
+            # Spelled out for speed, as in oracle_blocks.
+            append.count += 1
+            if (index := append.call(pool, seg, lease, record, at, count)) >= 0:
+                state.refuse(append, index, (seg, lease, record, at, count), where)
+                state.lose(device, g, block)
+                continue
+            issue.count += 1
+            if (index := issue.call(pool, seg, lease, record, seg.end)) >= 0:
+                state.refuse(issue, index, (seg, lease, record, seg.end), where)
+                state.lose(device, g, block)
                 continue
             ran.append((g, block, lease, record, True))
         request.at = max(request.at, hi)
@@ -132,10 +144,10 @@ class Steps:
             state.fire(on.other["step_position"], e.at, at, segment=e.step)
         for g, block, lease, record, wrote in ran or ():
             rows, seg = on.group[g.index], block.segment
-            where = (g.spec.name, block.number)
-            if wrote and e.ok:
-                state.fire(rows["written"], seg, lease, record, segment=where)
-            state.fire(rows["complete"], seg, lease, record, segment=where)
+            for row in (rows["written"], rows["complete"]) if wrote and e.ok else (rows["complete"],):
+                row.count += 1
+                if (index := row.call(state.pool, seg, lease, record)) >= 0:
+                    state.refuse(row, index, (seg, lease, record), (g.spec.name, block.number))
 
     # -- drafts ----------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from hybridkv_ref.tables import Tables
 FOLDER = "oracle"
 TEMPLATE = "oracle/block.toml"
 _CLAIMS = ("invariant", "step", "response", "crash", "extend_claim", "sometimes")
-# What a block's kind needs to resume is judged by rows of their own (covers), from the run-time form of recovery.toml.
+# What a block's kind needs to resume is judged by a row of its own (covers), from the run-time form of recovery.toml.
 _NO_NEED = {"lo": "0", "hi": "0", "miss": "prefill"}
 
 
@@ -81,7 +81,13 @@ def _oracle_tables(kinds: tuple[str, ...], spec: Path) -> Tables:
     positions = {n: base.recovery[n] for n in ("title", "positions", "boundary")}
     tables = build(Spec(files, {**positions, "need": dict.fromkeys(kinds, _NO_NEED)}), whole=False)
     known = {row_name(e) for e in tables.events}
-    for event, rows in load_event_map(spec).rows.items():
+    event_map = load_event_map(spec)
+    cited = {
+        "needs": set(event_map.needs),
+        "books": event_map.books,
+        **{f"events.{event}.rows": rows for event, rows in event_map.rows.items()},
+    }
+    for place, rows in cited.items():
         for row in sorted(rows - known):
-            raise InputError(f"{EVENTS_FILE}: events.{event}.rows: no row '{row}' in the tables")
+            raise InputError(f"{EVENTS_FILE}: {place}: no row '{row}' in the tables")
     return tables

@@ -1,12 +1,24 @@
 """Transfers: blocks that move between tiers and peers, part by part, all groups or none."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from hybridkv_ref.events import DEVICE, Io, Part, TransferBegin, TransferCancel, TransferEnd, TransferFail, TransferPart
 from hybridkv_ref.oracle_blocks import Blocks
 from hybridkv_ref.oracle_index import Index
-from hybridkv_ref.oracle_records import REMEMBERED, Block, Bound, GroupState, Place, Request, Tier, maker
+from hybridkv_ref.oracle_records import (
+    REMEMBERED,
+    Block,
+    Bound,
+    GroupState,
+    Place,
+    Request,
+    Row,
+    Tier,
+    digest,
+    maker,
+)
 from hybridkv_ref.oracle_state import State
 
 PEER = "peer"
@@ -22,6 +34,11 @@ class Shipment:
     target: Block
     entity: Any
 
+    @property
+    def pair(self) -> tuple[GroupState, int, int]:
+        """Its group, and the numbers of its source and target."""
+        return self.group, self.source.number, self.target.number
+
 
 @dataclass(slots=True)
 class Transfer:
@@ -31,8 +48,12 @@ class Transfer:
     source: Tier
     target: Tier
     shipments: dict[tuple[int, int], Shipment]
-    life: int
     request: Request | None
+
+    @property
+    def pairs(self) -> list[tuple[GroupState, int, int]]:
+        """Group, source and target of each shipment."""
+        return [s.pair for s in self.shipments.values()]
 
 
 class Transfers:
@@ -48,7 +69,6 @@ class Transfers:
         self.first = state.tables.classes["shipment"]["stage"].init
         self.moving = next(e for e in state.tables.events if e.id.startswith("ship_begin[")).edges["shipment"][1]
         self.failing = next(e for e in state.tables.events if e.row == "transfer_fail").edges["xfer"][1]
-        self.fresh = next(iter(blocks.fresh))
         self.io_rows = state.bind("io")
 
     def rows(self, event: str, tier: Tier) -> Bound:
@@ -63,31 +83,35 @@ class Transfers:
         state = self.state
         source, target = state.tier(e.source), state.tier(e.target)
         on, owner = self.rows("transfer_begin", target), state.requests.get(e.req)
+        pairs = [(state.named(p.group), *ends) for p in e.parts for ends in zip(p.source, p.target, strict=False)]
+        for g, src, dst in pairs if state.choices.of else ():
+            state.choices.settle(source, g, src, alive=True)
+            state.choices.settle(target, g, dst, alive=False)
         named = {p.group for p in e.parts}
         missing = sum(1 for g in state.groups if g.spec.reuse and g.spec.name not in named)
         right = not e.whole or state.fire(on.other["all_groups"], missing, e.partial, segment=e.xfer)
-        described = [self.described(part, on) for part in e.parts]
+        described = [self.described(part, source, on) for part in e.parts]
         if not (right and all(described)):
             return
-        pairs = [(state.named(p.group), *ends) for p in e.parts for ends in zip(p.source, p.target, strict=False)]
         entity = self.transfer(parts=max(len(pairs), 1))
+        self.lost.pop(e.xfer, None)
         state.fire(on.other["offer"], entity)
-        made = Transfer(entity, source, target, {}, owner.life if owner else -1, owner)
+        made = Transfer(entity, source, target, {}, owner)
         for g, src, dst in pairs:
             begun = self.ship(g, src, dst, made, on)
             if begun is None:
-                self.lose(e.xfer, made, pairs)
+                self.lost[e.xfer] = None
+                if len(self.lost) > REMEMBERED:
+                    del self.lost[next(iter(self.lost))]
+                self.lose(source, target, pairs)
                 return
             made.shipments[g.index, dst] = begun
         self.running[e.xfer] = made
 
-    def lose(self, name: str, made: Transfer, pairs: list[tuple[GroupState, int, int]]) -> None:
-        """Nothing about this transfer is judged any more, nor about the blocks at its ends."""
-        self.lost[name] = None
-        if len(self.lost) > REMEMBERED:
-            del self.lost[next(iter(self.lost))]
+    def lose(self, source: Tier, target: Tier, pairs: Iterable[tuple[GroupState, int, int]]) -> None:
+        """Nothing about the blocks at both ends is judged any more."""
         for g, src, dst in pairs:
-            for tier, number in ((made.source, src), (made.target, dst)):
+            for tier, number in ((source, src), (target, dst)):
                 block = tier.blocks[g.index].get(number)
                 if block is not None:
                     self.state.lose(tier, g, block)
@@ -105,7 +129,7 @@ class Transfers:
             self.state.fire(on.other["known_transfer"], made is not None, segment=name)
         return made, on
 
-    def described(self, part: Part, on: Bound) -> bool:
+    def described(self, part: Part, source: Tier, on: Bound) -> bool:
         """What a part says of its layouts, units and keys."""
         state, g = self.state, self.state.named(part.group)
         checks: list[tuple[str, tuple[int, ...]]] = []
@@ -114,27 +138,23 @@ class Transfers:
             checks.append(("same_layout", (int(part.layout != part.target_layout),)))
         if part.ratio >= 0:
             checks.append(("source_ratio", (part.ratio, g.spec.kernel_blocks)))
-        if part.stride >= 0:
-            checks.append(("stride_of", (part.stride, state.strides.get(part.group, part.stride))))
-        if part.saved >= 0:
-            held = max((b.segment.end for n in part.source if (b := state.device.blocks[g.index].get(n))), default=0)
-            checks.append(("saved_whole", (part.saved, held)))
+        if part.stride >= 0 and part.group in state.strides:
+            checks.append(("stride_of", (part.stride, state.strides[part.group])))
+        held = [b.segment.end for n in part.source if (b := source.blocks[g.index].get(n)) is not None]
+        if part.saved >= 0 and held:
+            checks.append(("saved_whole", (part.saved, max(held))))
         right = state.fire_all(on.other, checks, part.group)
-        return self.asked(part, on) and right
+        return self.asked(part, source, on) and right
 
-    def asked(self, part: Part, on: Bound) -> bool:
-        """Each object is asked for by the key under which it was stored."""
+    def asked(self, part: Part, source: Tier, on: Bound) -> bool:
+        """Each object below the device is asked for by the key under which it was stored."""
         right = True
         g = self.state.named(part.group)
         for key, number in zip(part.keys, part.source, strict=False):
-            for tier in self.state.tiers.values():
-                block = tier.blocks[g.index].get(number) if tier.name != DEVICE else None
-                if block is not None and block.key:
-                    asked, stored = hash(key), hash(block.key)
-                    right = (
-                        self.state.fire(on.other["asked_as_stored"], asked, stored, segment=f"{part.group}:{number}")
-                        and right
-                    )
+            block = source.blocks[g.index].get(number) if source.name != DEVICE else None
+            if block is not None and block.key:
+                keys = (digest(key), digest(block.key))
+                right = self.state.fire(on.other["asked_as_stored"], *keys, segment=(part.group, number)) and right
         return right
 
     def ship(self, g: GroupState, src: int, dst: int, made: Transfer, on: Bound) -> Shipment | None:
@@ -143,13 +163,16 @@ class Transfers:
         source, target = state.block(made.source, g, src), state.block(made.target, g, dst)
         if source is None or target is None:
             return None
+        if made.target is state.device and not self.blocks.apart(on, g, dst):
+            return None
         where = f"{g.spec.name}:{src}>{dst}"
         seg = source.segment
         if made.source.name.startswith(PEER) and seg.stage in self.blocks.empty:
-            seg.stage, seg.end, seg.committed = self.fresh, g.spec.block, g.spec.block
-            if made.request is not None and target.writer is made.request:
-                at = target.segment.start
-                seg.start, seg.end, seg.committed = at, at + g.spec.block, at + g.spec.block
+            own = made.request is not None and target.writer is made.request
+            at = target.segment.start if own else 0
+            told = state.books.group[g.index]["told"]
+            state.fire(told, seg, at, at + g.spec.block, segment=where, pool=made.source.pool)
+            if own:
                 source.writer = made.request
                 self.index.name_content(g, source)
         elif seg.stage in self.blocks.open and source.writer is not None:
@@ -203,24 +226,31 @@ class Transfers:
         if made is None:
             return
         del self.running[e.xfer]
-        current = made.request.life if made.request is not None else made.life
-        alive = made.request is not None and state.requests.get(made.request.name)
-        if e.life >= 0 and not state.fire(
-            on.other["completes_current"], e.life, alive.life if alive else current, segment=e.xfer
-        ):
+        if not self.arrived(e, made, on):
+            self.lose(made.source, made.target, made.pairs)
             return
-        for s in made.shipments.values():
-            if s.entity.stage == self.moving:
-                self.fire(on, "ship_part", s, made, e.xfer)
         cancelled = made.entity.stage == self.failing
-        if not cancelled and made.shipments and not state.fire(on.other["deliver"], made.entity, segment=e.xfer):
-            return
         for s in made.shipments.values():
             where = f"{s.group.spec.name}:{s.source.number}>{s.target.number}"
             if self.fire(on, "ship_discard" if cancelled else "ship_publish", s, made, where):
                 self.settle(on, s, made, where)
+            else:
+                self.lose(made.source, made.target, [s.pair])
         if made.shipments:
             state.fire(on.other["transfer_close"], made.entity, segment=e.xfer)
+
+    def arrived(self, e: TransferEnd, made: Transfer, on: Bound) -> bool:
+        """Whether an end is for the life that began the transfer, and all of it may turn readable."""
+        state, owner = self.state, made.request
+        if owner is not None and e.life >= 0:
+            current = state.requests.get(owner.name, owner).life
+            if not state.fire(on.other["completes_current"], e.life, current, segment=e.xfer):
+                return False
+        for s in made.shipments.values():
+            if s.entity.stage == self.moving:
+                self.fire(on, "ship_part", s, made, e.xfer)
+        cancelled = made.entity.stage == self.failing
+        return cancelled or not made.shipments or state.fire(on.other["deliver"], made.entity, segment=e.xfer)
 
     def settle(self, on: Bound, s: Shipment, made: Transfer, where: Place) -> None:
         """The request that waited for a block takes it; nobody's block goes back."""
@@ -232,6 +262,12 @@ class Transfers:
                 target.leases[owner.uid] = lease
         elif target.segment.stage in self.blocks.empty and owner is None:
             self.blocks.give_back(rows, made.target, s.group, target, where)
+        self.release(rows, s, made, where)
+
+    def release(self, rows: dict[str, Row], s: Shipment, made: Transfer, where: Place) -> None:
+        """What another engine does with the block that it sent is not told, so nothing of it is kept."""
+        if made.source.name.startswith(PEER):
+            self.blocks.give_back(rows, made.source, s.group, s.source, where)
 
     def fail(self, e: TransferFail) -> None:
         """Nothing survives; with its bytes stopped, all is given back."""
@@ -250,6 +286,9 @@ class Transfers:
                 self.fire(on, "ship_stop", s, made, where)
             if self.fire(on, "ship_discard", s, made, where):
                 self.again(on, s, where)
+                self.release(on.group[s.group.index], s, made, where)
+            else:
+                self.lose(made.source, made.target, [s.pair])
         if made.shipments:
             state.fire(on.other["transfer_close"], made.entity, segment=e.xfer)
 
@@ -270,8 +309,5 @@ class Transfers:
 
     def io(self, e: Io) -> None:
         """Remainders by the unit of direct I/O."""
-        state, unit, other = self.state, max(e.unit, 1), self.io_rows.other
-        rests = (e.address % unit, e.offset % unit, e.length % unit)
-        state.fire(other["io_not_refused"], e.direct and any(rests), e.refused)
-        if not e.refused:
-            state.fire(other["direct_io"], e.direct, *rests)
+        unit, row = max(e.unit, 1), self.io_rows.other["io_not_refused" if e.refused else "direct_io"]
+        self.state.fire(row, e.direct, e.address % unit, e.offset % unit, e.length % unit)

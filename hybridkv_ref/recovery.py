@@ -88,10 +88,24 @@ def cache_group(name: str, kind: str, unit: int, params: Mapping[str, int], spec
 
 
 def group_of(group: GroupSpec, spec: Path = SPEC_DIR) -> Group:
-    """The group that the header of a trace describes; InputError as ``cache_group``."""
-    geometry = {"ratio": group.ratio, "halo": group.halo, "window": group.window}
-    params = {name: geometry[name] for name in _entry(group.kind, spec).params}
-    return cache_group(group.name, group.kind, group.block, params, spec)
+    """The group that the header of a trace describes; InputError for a bad unit, kind or parameter."""
+    shape = {"ratio": group.ratio, "halo": group.halo, "window": group.window}
+    return _shaped(group.name, group.kind, group.block, shape, {}, spec)
+
+
+def _shaped(
+    name: str, kind: str, unit: int, shape: Mapping[str, int | None], constants: Mapping[str, int], spec: Path
+) -> Group:
+    """A group of which the kind's entry takes what it asks for: of its shape, or of constants of the kind's own."""
+    params = {}
+    for parameter, constant in _entry(kind, spec).params.items():
+        value = shape.get(parameter)
+        if value is None:
+            value = constants.get(constant)
+        if value is None:
+            raise InputError(f"{name}: {FILE} asks for '{parameter}' of {kind}, which is not given")
+        params[parameter] = value
+    return cache_group(name, kind, unit, params, spec)
 
 
 def from_model(model: Model, spec: Path = SPEC_DIR) -> tuple[Group, ...]:
@@ -102,14 +116,11 @@ def from_model(model: Model, spec: Path = SPEC_DIR) -> tuple[Group, ...]:
     """
     groups = []
     for group in model.groups:
-        geometry = {"ratio": group.ratio, "halo": group.halo, "window": group.span}
-        params = {}
-        for name in _entry(group.kind, spec).params:
-            value = geometry.get(name)
-            if value is None:
-                raise InputError(f"{model.name}:groups.{group.name}: {FILE} asks for '{name}', which the model lacks")
-            params[name] = value
-        groups.append(cache_group(group.name, group.kind, group.block_tokens or 1, params, spec))
+        shape = {"ratio": group.ratio, "halo": group.halo, "window": group.span}
+        try:
+            groups.append(_shaped(group.name, group.kind, group.block_tokens or 1, shape, group.constants, spec))
+        except InputError as error:
+            raise InputError(f"{model.name}:groups.{error}") from None
     return tuple(groups)
 
 

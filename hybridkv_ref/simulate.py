@@ -21,12 +21,11 @@ What is simulated:
 * A range of tokens is kept as a whole or not at all; what finds no room is not kept, and the request runs on.
 """
 
-import gc
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hybridkv_ref.collector import collector_paused
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.loader import load_tables
 from hybridkv_ref.models import Model
@@ -77,22 +76,10 @@ def simulate(
     rest in the end.
     """
     simulation = Simulation(model, gpu_memory, disk, alignment, recovery, io_bandwidth, policy, spec)
-    with _no_collection():
+    with collector_paused():
         for request in requests:
             simulation.arrive(request)
         return simulation.finish()
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Pauses the collector of cycles: hundreds of thousands of records live to the end, none dies in a cycle before."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class Simulation:

@@ -3,12 +3,14 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.events import Event, Header
 from hybridkv_ref.oracle import Oracle
 from hybridkv_ref.oracle_records import Refusal
+from hybridkv_ref.paths import SPEC_DIR
 
 Item = TypeVar("Item")
 _NAMES = ("req", "xfer", "step", "graph", "who", "parent")
@@ -56,15 +58,15 @@ def related(events: Callable[[], Iterable[Event]], target: Event, deadline: floa
     return kept[-KEPT:]
 
 
-def fails(header: Header, refusal: Refusal) -> Callable[[Sequence[Event]], bool]:
-    """Whether events lead to a refusal by the same row and guard; those that cannot be fed at all do not."""
+def fails(header: Header, refusal: Refusal, spec: Path = SPEC_DIR) -> Callable[[Sequence[Event]], bool]:
+    """Whether events lead to a refusal of the same fault; those that cannot be fed at all do not."""
 
     def check(events: Sequence[Event]) -> bool:
         try:
-            found = Oracle(header).feed_all(events)
+            found = Oracle(header, spec=spec).feed_all(events)
         except InputError:
             return False
-        return any(r.row == refusal.row and r.guard == refusal.guard for r in found)
+        return any(r.fault == refusal.fault for r in found)
 
     return check
 

@@ -1,13 +1,11 @@
 """Validates a trace of events: streams it through one oracle per engine instance, and shrinks what was refused."""
 
-import gc
 import multiprocessing
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from hybridkv_ref.collector import collector_paused
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.events import Event, Header
 from hybridkv_ref.oracle import FINE, Oracle, Verdict
@@ -31,12 +30,13 @@ LAST = 1000
 """Events that are kept of standard input, which cannot be read again."""
 
 Progress = Callable[[int, int], None]
+Check = Callable[[Sequence[Event]], bool]
 
 
 class FirstRefusal(msgspec.Struct, frozen=True):
     """The first refusal that names a rule: line of the trace, and the shortest trace found that is still refused.
 
-    ``events`` is empty where another entry of the report has the same row and guard.
+    ``events`` is empty where another entry of the report is of the same fault.
     """
 
     rule: str
@@ -83,7 +83,7 @@ class Run:
     oracles: dict[str, Oracle] = field(default_factory=dict)
     refused: list[tuple[int, str, Refusal, Event]] = field(default_factory=list)
     last: dict[str, deque[Event]] = field(default_factory=dict)
-    named: set[str] = field(default_factory=set)
+    named: set[tuple[str, str, tuple[str, ...]]] = field(default_factory=set)
     count: int = 0
     total: int = 0
 
@@ -100,24 +100,27 @@ class Run:
 
     def feed(self, first: int, events: list[Event], keep: bool) -> None:
         """Feeds a batch whose first event stands in line ``first``."""
-        oracles = self.oracles
-        for offset, event in enumerate(events):
-            if event.instance and self.part == 0:
-                self.together(first + offset, event)
-            oracle = oracles.get(event.instance)
-            if oracle is None:
-                if not self.mine(event.instance):
-                    continue
-                oracle = self.oracle(event.instance)
-            try:
+        oracles, line, count = self.oracles, first, 0
+        try:
+            for line, event in enumerate(events, first):
+                instance = event.instance
+                if instance and self.part == 0:
+                    self.together(line, event)
+                oracle = oracles.get(instance)
+                if oracle is None:
+                    if not self.mine(instance):
+                        continue
+                    oracle = self.oracle(instance)
                 verdict = oracle.feed(event)
-            except InputError as error:
-                raise InputError(f"{first + offset}: {error}") from None
-            if keep:
-                self.last[event.instance].append(event)
-            if verdict is not FINE:
-                self.note(first + offset, event, verdict)
-            self.count += 1
+                if keep:
+                    self.last[instance].append(event)
+                if verdict is not FINE:
+                    self.note(line, event, verdict)
+                count += 1
+        except InputError as error:
+            raise InputError(f"{line}: {error}") from None
+        finally:
+            self.count += count
 
     def together(self, line: int, event: Event) -> None:
         """Feeds an event of a named instance to the joint pass."""
@@ -128,12 +131,11 @@ class Run:
             self.note(line, event, verdict)
 
     def note(self, line: int, event: Event, verdict: Verdict) -> None:
-        """Keeps the first refusal of each row and guard, which says most, and counts all."""
+        """Keeps the first refusal of each fault, which says most, and counts all."""
         self.total += len(verdict.refusals)
         for refusal in verdict.refusals:
-            key = refusal.row + refusal.guard
-            if key not in self.named:
-                self.named.add(key)
+            if refusal.fault not in self.named:
+                self.named.add(refusal.fault)
                 self.refused.append((line, event.instance, refusal, event))
 
     def results(self) -> list[Coverage]:
@@ -180,7 +182,7 @@ def validate(
         count,
         sum(p.instances for p in passes),
         total,
-        _firsts(refused, first, path, shrink_seconds),
+        _firsts(refused, first, path, spec, shrink_seconds),
         found,
         first.warnings,
         next((p.fault for p in passes if p.fault), ""),
@@ -211,8 +213,16 @@ def _scan(
     parts: int = 1,
     progress: Progress | None = None,
 ) -> Scan:
+    # What the pass made is gone before the collector would look through it.
+    with collector_paused():
+        return _pass(path, model, strict_hash, spec, part, parts, progress)
+
+
+def _pass(
+    path: str, model: str | None, strict_hash: bool, spec: Path, part: int, parts: int, progress: Progress | None
+) -> Scan:
     fault = ""
-    with open_trace(path) as (stream, size), _no_collection():
+    with open_trace(path) as (stream, size):
         reader = TraceReader(stream, path)
         header, warnings = _header(reader.header, model, path, strict_hash, spec)
         try:
@@ -233,18 +243,6 @@ def _scan(
     )  # fmt: skip
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Pauses the collector of cycles: what a trace makes dies by its counts."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def _header(header: Header, model: str | None, path: str, strict_hash: bool, spec: Path) -> tuple[Header, list[str]]:
     warnings = []
     if model is not None:
@@ -258,19 +256,20 @@ def _header(header: Header, model: str | None, path: str, strict_hash: bool, spe
 
 
 def _firsts(
-    refused: list[tuple[int, str, Refusal, Event]], scan: Scan, path: str, seconds: float
+    refused: list[tuple[int, str, Refusal, Event]], scan: Scan, path: str, spec: Path, seconds: float
 ) -> list[FirstRefusal]:
-    """The first refusal of each rule, each row and guard shrunk once, all within the time."""
-    deadline, shortened, found = time.monotonic() + seconds, set[str](), dict[str, FirstRefusal]()
+    """The first refusal of each rule, each fault shrunk once, all within the time."""
+    deadline, found = time.monotonic() + seconds, dict[str, FirstRefusal]()
+    shortened: set[tuple[str, str, tuple[str, ...]]] = set()
     for line, instance, refusal, event in refused:
         fresh = [rule for rule in refusal.rules if rule not in found] or ([""] if not refusal.rules else [])
         for rule in fresh:
-            key, events = refusal.row + refusal.guard, list[Any]()
-            if key not in shortened and time.monotonic() < deadline:
-                shortened.add(key)
-                events = [
-                    msgspec.to_builtins(e) for e in _shortest(scan, path, instance, line, refusal, event, deadline)
-                ]
+            events = list[Any]()
+            if refusal.fault not in shortened and time.monotonic() < deadline:
+                shortened.add(refusal.fault)
+                check = fails(scan.header, refusal, spec)
+                short = _shortest(scan, path, instance, line, event, check, deadline)
+                events = [msgspec.to_builtins(e) for e in short]
             found[rule] = FirstRefusal(
                 rule, line, instance, refusal.event, refusal.row, refusal.segment, refusal.guard, dict(refusal.values),
                 str(refusal), events,
@@ -279,9 +278,8 @@ def _firsts(
 
 
 def _shortest(
-    scan: Scan, path: str, instance: str, line: int, refusal: Refusal, event: Event, deadline: float
+    scan: Scan, path: str, instance: str, line: int, event: Event, check: Check, deadline: float
 ) -> list[Event]:
-    check = fails(scan.header, refusal)
     again = partial(_again, path, instance, line)
     part = scan.last[instance] if path == STDIN else related(again, event, deadline)
     short = shrink(part, check, deadline)

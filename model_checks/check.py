@@ -20,6 +20,8 @@ from hybridkv_ref.loader import build
 from hybridkv_ref.model_checks.cache import Cache
 from hybridkv_ref.model_checks.obligations import Counterexample, Obligation, Search, TaskResult
 from hybridkv_ref.model_checks.tasks import Progress, prove, search, task_names
+from hybridkv_ref.needs import FILE as NEEDS_FILE
+from hybridkv_ref.needs import read_needs
 from hybridkv_ref.rules import load_rules
 from hybridkv_ref.spec_files import Spec, read_spec
 from hybridkv_ref.tables import Tables
@@ -176,6 +178,7 @@ def cited_rules_exist(tables: Tables, directory: Path) -> None:
     cited = [(e.file, e.id, e.rules) for e in tables.events]
     cited += [(p.place, p.id, p.rules) for p in tables.properties]
     cited += [(r.id, r.id, r.rules) for r in tables.responses]
+    cited += [(NEEDS_FILE, f"need.{n.kind}", n.rules) for n in read_needs(read_spec(directory).recovery)[1].values()]
     for where, name, rules in cited:
         for rule in rules:
             if rule not in known:

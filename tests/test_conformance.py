@@ -77,10 +77,10 @@ def test_a_cache_that_treats_all_groups_alike_fails_for_what_it_is(failing: Repo
 def test_what_is_found_is_short_and_says_why(failing: Report) -> None:
     found = failing.rules["HKV-SWA-001"].found
     assert found is not None
-    assert found.row == "system.covers_swa_window"
+    assert found.row == "system.covers"
     assert 1 <= len(found.events) <= 20
     assert len(found.operations) <= 40
-    assert set(found.values) == {"lo", "hi", "first", "last"}
+    assert set(found.values) == {"lo", "hi", "first", "last", "exact"}
 
 
 def test_a_claimed_rule_that_nothing_shows_makes_the_run_partial() -> None:

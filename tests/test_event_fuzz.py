@@ -17,8 +17,8 @@ from hybridkv_ref.oracle_joint import Joint
 FORMS: tuple[type, ...] = typing.get_args(Event)
 GROUPS = (
     GroupSpec("full", "compressed_kv", 4, capacity=9),
-    GroupSpec("win", "swa_window", 4, window=6),
-    GroupSpec("rec", "recurrent_state", 4),
+    GroupSpec("win", "swa_window", 4, window=6, pool="p"),
+    GroupSpec("rec", "recurrent_state", 4, pool="p"),
     GroupSpec("tail", "uncompressed_tail", 2, ratio=4, halo=4, reuse=False),
 )
 HEADER = Header(

@@ -31,7 +31,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 
 # Names inside the package; "" is the package itself.
 ROOMS: dict[str, tuple[str, ...]] = {
-    "ground": ("errors", "paths"),
+    "ground": ("collector", "errors", "paths"),
     "expression": ("expr", "compile_py"),
     "tables": (
         "spec_files",
@@ -106,6 +106,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "oracle": (
         "oracle",
         "oracle_blocks",
+        "oracle_choices",
         "oracle_claims",
         "oracle_coverage",
         "oracle_hits",

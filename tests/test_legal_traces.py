@@ -62,8 +62,7 @@ def test_random_legal_traces_are_accepted(
     chance: random.Random, recurrent: bool, capacity: int, in_order: bool
 ) -> None:
     driver = Driver(chance, recurrent, capacity, in_order)
-    found = accepted(driver.header, driver.run(60))
-    assert found.rules["HKV-REF-005"].result in ("pass", "not exercised")
+    accepted(driver.header, driver.run(60))
 
 
 def legal_runs(count: int) -> Counter[str]:

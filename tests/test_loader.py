@@ -66,6 +66,13 @@ def test_a_rule_that_nobody_wrote_is_not_cited(tmp_path: Path) -> None:
         cited_rules_exist(faulty(spec), spec)
 
 
+def test_a_need_cites_no_rule_that_nobody_wrote(tmp_path: Path) -> None:
+    spec = copy_spec(tmp_path)
+    edit(spec / "recovery.toml", '"HKV-CKV-001"', '"HKV-CKV-999"')
+    with pytest.raises(InputError, match=r"^recovery.toml: need.compressed_kv: cites 'HKV-CKV-999', which rules.toml"):
+        cited_rules_exist(faulty(spec), spec)
+
+
 @pytest.mark.parametrize(
     ("name", "data", "reason"),
     [

@@ -5,17 +5,23 @@ import random
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 from helpers import Scene, copy_spec, drop, edit, failed, faulty, prove, prove_claims
 
 from hybridkv_ref import cli
+from hybridkv_ref.allocator import HeterogeneousAllocator, build
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.export import export_json
 from hybridkv_ref.graph import mermaid
 from hybridkv_ref.loader import load_tables
 from hybridkv_ref.machine import Machine
 from hybridkv_ref.model_checks.check import cited_rules_exist
-from hybridkv_ref.recovery import Contents, cache_group, longest_hit
+from hybridkv_ref.models import Group, Model
+from hybridkv_ref.paths import SPEC_DIR
+from hybridkv_ref.recovery import Contents, cache_group, from_model, longest_hit
+from hybridkv_ref.request_traces import Request
+from hybridkv_ref.simulate import simulate
 from hybridkv_ref.tables import Tables
 
 KIND = "vision_embedding"
@@ -122,6 +128,38 @@ def test_the_joint_hit_asks_for_it(spec: Path, tables: Tables) -> None:
     shorter = longest_hit([entries, images], {**whole, "images": Contents(0b0111)}, matched=16, length=20)
     assert (shorter.r, shorter.limiting) == (12, ("images",))
     assert longest_hit([entries, images], {**whole, "images": Contents(0b1110)}, matched=16, length=20).r == 0
+
+
+def test_a_model_of_it_is_simulated_and_allocated(tmp_path: Path) -> None:
+    """The constant of its own comes from the model, and the trace and the tokens run through its rows."""
+    shutil.copytree(SPEC_DIR, tmp_path / "spec")
+    spec = add_kind(tmp_path / "spec")
+    entries = Group(name="entries", kind="compressed_kv", layers=1, ratio=1, entry_bytes={"bf16": 4}, block_tokens=4)
+    images = Group(
+        name="images", kind=KIND, layers=1, ratio=1, entry_bytes={"bf16": 4}, block_tokens=4, constants={"IMAGE": 4}
+    )  # fmt: skip
+    model = Model(
+        name="sees", source="made up", confidence="made up", note="", alignment=4, groups=(entries, images)
+    )  # fmt: skip
+    with pytest.raises(InputError, match=f"asks for 'image' of {KIND}, which is not given"):
+        from_model(
+            msgspec.structs.replace(model, groups=(entries, msgspec.structs.replace(images, constants={}))), spec
+        )
+    asked = [Request(0.0, 4, 1, 4, (1,)), Request(1.0, 6, 1, 4, (1, 2))]  # one image, and the same again
+    result = simulate(asked, model, gpu_memory=1 << 20, spec=spec)
+    assert (result.requests, result.saved_tokens) == (2, 4)
+    geometry = build(model, spec=spec)
+    with HeterogeneousAllocator(geometry, 10_000, spec=spec) as cache:
+        for expected in (0, 8):
+            lease = cache.pin(cache.match(list(range(12))))
+            assert lease.tokens == expected
+            assert not expected or cache.validate(lease)[-1].accepted
+            if expected:
+                cache.read(lease)
+                assert {s.kind for s in lease.segments} == {"compressed_kv", KIND}
+            for upto in range(lease.request.position + 4, 13, 4):
+                cache.extend(lease.request, upto)
+            cache.finish(lease.request)
 
 
 def test_its_file_alone_is_not_enough(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers import copy_oracle_spec, edit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_driver import Driver
@@ -17,7 +18,7 @@ from reference_driver import Driver
 from hybridkv_ref import trace_reader
 from hybridkv_ref.cli import main
 from hybridkv_ref.errors import InputError
-from hybridkv_ref.events import Event, Evict, GroupSpec, Header, Io, KeyPublish, Vote
+from hybridkv_ref.events import Event, Evict, GroupSpec, Header, Io, KeyPublish, Run, Vote
 from hybridkv_ref.oracle import Oracle
 from hybridkv_ref.oracle_tables import oracle_hash
 from hybridkv_ref.trace_reader import TraceReader, encode_trace, open_trace, read_trace
@@ -289,9 +290,19 @@ def test_shuffled_and_thinned_traces_are_judged_without_a_crash(chance: random.R
     events = driver.run(40)
     chance.shuffle(events)
     oracle = Oracle(driver.header)
-    oracle.feed_all(events[: chance.randint(1, len(events))])
-    oracle.snapshot()
-    assert oracle.coverage().verdict in ("pass", "partial", "fail")
+    chosen = events[: chance.randint(1, len(events))]
+    refused = oracle.feed_all(chosen)
+    assert oracle.snapshot()["events"] == len(chosen)
+    failed = {rule for rule, v in oracle.coverage().rules.items() if v.result == "fail"}
+    assert failed == {rule for refusal in refused for rule in refusal.rules}
+
+
+def test_a_refusal_is_shrunk_by_the_tables_that_refused(tmp_path: Path) -> None:
+    spec = copy_oracle_spec(tmp_path)
+    edit(spec / "oracle" / "waits.toml", 'when = ["own"]', 'when = ["not own"]')
+    path = write(tmp_path / "trace.jsonl", (HEADER, [Io(4096), Run("copy", "copy", ["copy"])]))
+    assert validate(str(path)).refusals == 0
+    assert [len(first.events) for first in validate(str(path), spec=spec).first if first.events] == [1]
 
 
 def test_shrinking_keeps_what_does_not_fail(legal: tuple[Header, list[Event]]) -> None:

@@ -174,7 +174,8 @@ class Writer:
     def accept(self, segment: CacheSegment, request: Request) -> None:
         """The tokens of a segment are no drafts any more."""
         lease, end = self.lease_of(segment, request), segment.token_range[1]
-        if self.book.lease_allows(lease, "accept_tokens", to=end):
+        drafts = self.ledger.has(segment.kind, "accept_tokens")
+        if drafts and self.book.lease_allows(lease, "accept_tokens", to=end):
             self.book.fire_lease(lease, "accept_tokens", to=end)
 
     def let_go_before(self, request: Request, position: int) -> None:

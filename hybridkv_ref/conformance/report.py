@@ -31,19 +31,18 @@ def write(report: Report, folder: Path) -> Report:
 
 
 def with_traces(report: Report, folder: Path) -> Report:
-    """One trace for each row and guard that refused something."""
-    rules, written = dict(report.rules), dict[tuple[str, str], Path]()
+    """One trace for each fault."""
+    rules, written = dict(report.rules), dict[str, Path]()
     for rule, verdict in report.rules.items():
         found = verdict.found
         if found is None:
             continue
-        key = (found.row, found.guard)
-        if key not in written:
-            written[key] = folder / f"{rule}.jsonl"
+        if found.message not in written:
+            written[found.message] = folder / f"{rule}.jsonl"
             title = msgspec.structs.replace(report.header, title=f"{rule}: {found.message}")
             lines = [msgspec.json.encode(title), *(msgspec.json.encode(event) for event in found.events)]
-            _put(written[key], b"\n".join(lines) + b"\n")
-        path = written[key]
+            _put(written[found.message], b"\n".join(lines) + b"\n")
+        path = written[found.message]
         told = msgspec.structs.replace(found, trace=path.name, replay=f"hybridkv validate {path}")
         rules[rule] = msgspec.structs.replace(verdict, found=told)
     return msgspec.structs.replace(report, rules=rules)
@@ -84,8 +83,8 @@ def _lines(report: Report) -> Iterator[str]:
     told = set()
     for rule, verdict in report.rules.items():
         found = verdict.found
-        if found is not None and (found.row, found.guard) not in told:
-            told.add((found.row, found.guard))
+        if found is not None and found.message not in told:
+            told.add(found.message)
             yield f"\n### {rule}: {found.message}\n"
             yield f"Seen in history {found.example}. {f'Replay: `{found.replay}`' if found.replay else ''}\n"
             yield from _code(found.events[-MOST:])

@@ -124,17 +124,16 @@ class Run:
     # -- the shortest way ----------------------------------------------------------------------------------------------
 
     def minimised(self) -> dict[str, Found]:
-        """Each row and guard made short once, all within the profile's time; rules that share one share the trace."""
+        """Each fault made short once, all within the profile's time; rules that share one share the trace."""
         deadline = time.monotonic() + self.profile.minimise
-        short: dict[tuple[str, str], Seen] = {}
+        short: dict[tuple[str, str, tuple[str, ...]], Seen] = {}
         found = {}
         for rule, seen in self.seen.items():
             refusal = seen.refusal
-            key = (refusal.row, refusal.guard)
-            if key not in short:
+            if refusal.fault not in short:
                 share = max(deadline - time.monotonic(), 0.0) / max(len(self.seen) - len(short), 1)
-                short[key] = self.shortest(seen, time.monotonic() + share)
-            least = short[key]
+                short[refusal.fault] = self.shortest(seen, time.monotonic() + share)
+            least = short[refusal.fault]
             refusal = least.refusal
             found[rule] = Found(
                 example=seen.example,
@@ -155,10 +154,10 @@ class Run:
 
         def again(operations: Sequence[AnyOperation]) -> list[Event]:
             history = replay(self.engine, self.header, operations, self.gaps)
-            same = [o for o in history.refused if (o.refusal.row, o.refusal.guard) == (row, guard)]
+            same = [o for o in history.refused if o.refusal.fault == fault]
             return history.events[: same[0].events] if same else []
 
-        row, guard = seen.refusal.row, seen.refusal.guard
+        fault = seen.refusal.fault
 
         def check(part: Sequence[Event]) -> bool:
             # Nothing else may be refused, or the trace would show another fault than the engine's.
@@ -166,7 +165,7 @@ class Run:
                 refused = Oracle(self.header).feed_all(part)
             except InputError:
                 return False
-            return bool(refused) and all((r.row, r.guard) == (row, guard) for r in refused)
+            return bool(refused) and all(r.fault == fault for r in refused)
 
         operations, events = seen.operations, seen.events
         if self.profile.minimise and (begun := again(operations)):
@@ -175,7 +174,7 @@ class Run:
         shorter = shrink(events, check, deadline)
         events = shorter if check(shorter) else events
         refused = Oracle(self.header).feed_all(events)
-        refusal = next((r for r in refused if (r.row, r.guard) == (row, guard)), seen.refusal)
+        refusal = next((r for r in refused if r.fault == fault), seen.refusal)
         return Seen(refusal, seen.example, seen.seconds, operations, events)
 
 

@@ -15,20 +15,20 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from engine_traces import events_of, header
+from simulate_events import Telling
+from trace_variants import split
+
+from hybridkv_ref.events import Event, Header
+from hybridkv_ref.models import load_model
+from hybridkv_ref.oracle import Oracle
+from hybridkv_ref.request_traces import Request, read_trace
+from hybridkv_ref.trace_reader import encode_trace
+from hybridkv_ref.validate import validate
+
 CHECKOUT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(CHECKOUT / "tests"))
-
-from engine_traces import events_of, header  # noqa: E402
-from simulate_events import Telling  # noqa: E402
-from trace_variants import split  # noqa: E402
-
-from hybridkv_ref.events import Event, Header  # noqa: E402
-from hybridkv_ref.models import load_model  # noqa: E402
-from hybridkv_ref.oracle import Oracle  # noqa: E402
-from hybridkv_ref.request_traces import Request, read_trace  # noqa: E402
-from hybridkv_ref.trace_reader import encode_trace  # noqa: E402
-from hybridkv_ref.validate import validate  # noqa: E402
-
 DATA = Path(os.environ.get("HYBRIDKV_DATA") or CHECKOUT.parent / "shared" / "data")
 TRACE = DATA / "traces" / "mooncake_conversation_trace.jsonl"
 CAPACITY = 20_000

@@ -77,7 +77,7 @@ def round_of(model: str, form: str, count: int, blocks: int) -> tuple[float, int
         for i, tokens in enumerate(prompts(count))
     ]
     gc.collect()
-    return count / serve(manager, requests), events, sum(oracle.state.fired().values())
+    return count / serve(manager, requests), events, sum(row.count for row in oracle.state.rows)
 
 
 def main() -> None:
