@@ -200,16 +200,23 @@ def _kernel(
     tl.store(out + at[:, None] * V.dim + wide[None, :], result / whole[:, None], mask=inside)
 
 
+def grid(
+    q: Tensor, rows: Tensor, entries: Tensor | None, first: Tensor | None, count: Tensor, block_table: Tensor,
+    cache: Tensor, out: Tensor, lse: Tensor, page: Page, scale: float, convention: Lse,
+) -> tuple[int, ...]:  # fmt: skip
+    """Programs: queries, blocks of heads of one page head, splits."""
+    group = q.shape[1] // page.heads
+    return len(q), page.heads * cdiv(group, _heads(group, _major(q))), len(out)
+
+
 def triton_version(
     q: Tensor, rows: Tensor, entries: Tensor | None, first: Tensor | None, count: Tensor, block_table: Tensor,
     cache: Tensor, out: Tensor, lse: Tensor, page: Page, scale: float, convention: Lse,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`segment_decode` in Triton: one program per query, split, and block of heads of one page head."""
-    t, h, _ = q.shape
-    major = 9 if INTERPRETED else torch.cuda.get_device_capability(q.device)[0]
-    constants = _constants(page, h, convention, entries is not None, major)
-    grid = (t, page.heads * constants["PARTS"], len(out))
-    _kernel[grid](
+    major = _major(q)
+    constants = _constants(page, q.shape[1], convention, entries is not None, major)
+    _kernel[grid(q, rows, entries, first, count, block_table, cache, out, lse, page, scale, convention)](
         q, rows, count if entries is None else entries, count if first is None else first, count, block_table, cache,
         out, lse, scale, 0 if entries is None else entries.shape[1], block_table.shape[1],
         **constants, num_warps=_warps(major),
@@ -217,17 +224,27 @@ def triton_version(
     return out, lse
 
 
+def _major(q: Tensor) -> int:
+    """Major compute capability of the query's GPU; without one, that of the H200."""
+    return torch.cuda.get_device_capability(q.device)[0] if q.is_cuda else 9
+
+
+def _heads(group: int, major: int) -> int:
+    """Heads of a program: from sm_90 on the tensor cores want 64 rows at once; on sm_80 so many heads spill."""
+    return min(64 if major >= 9 else 16, max(16, power_of_two(group)))
+
+
 def _warps(major: int) -> int:
     return 8 if major >= 9 else 4
 
 
 def _constants(page: Page, heads: int, convention: Lse, listed: bool, major: int) -> dict[str, Any]:
-    """Compile-time constants. From sm_90 on the tensor cores want 64 rows at once; on sm_80 so many heads spill."""
+    """Compile-time constants."""
     key, value = vectors(page)
     if page.dim > MOST_COLUMNS:
         raise InputError(f"segment_decode:page: {page.dim} columns, the Triton kernel holds {MOST_COLUMNS} at most")
     group = heads // page.heads
-    block = min(64 if major >= 9 else 16, max(16, power_of_two(group)))
+    block = _heads(group, major)
     return {
         "K": _pages.codec("segment_decode", page, key), "V": _pages.codec("segment_decode", page, value),
         "SHARED": key == value, "LISTED": listed, "H": heads, "GROUP": group, "PARTS": cdiv(group, block),

@@ -21,7 +21,7 @@ def test_every_operation_has_cases() -> None:
 def test_versions_share_one_signature(name: str) -> None:
     module = operation(name)
     public = list(inspect.signature(getattr(module, name)).parameters.values())
-    for version in (module.reference, module.torch_version, module.triton_version):
+    for version in (module.reference, module.torch_version, module.grid, module.triton_version):
         assert list(inspect.signature(version).parameters.values()) == public
 
 
