@@ -26,7 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("recovery", "kernels"),
     ("allocator", "oracle", "simulation"),
     ("adapters", "decoder"),
-    ("front", "conformance"),
+    ("front", "conformance", "graphs"),
 )
 
 # Names inside the package; "" is the package itself.
@@ -190,6 +190,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "decoder_store",
         "decoder_weights",
     ),
+    "graphs": ("batch_memory", "batch_step", "graphs", "launch_plan"),
     "conformance": (
         "conformance",
         "conformance.capabilities",
@@ -227,7 +228,7 @@ ONLY = {"kernels": {"errors", "paths", "layouts"}}  # kernels know tensors, not 
 LIBRARIES = {
     "hypothesis": {"conformance"},
     "networkx": {"model_checks"},
-    "torch": {"adapters", "allocator", "decoder", "kernels", "conformance"},
+    "torch": {"adapters", "allocator", "decoder", "graphs", "kernels", "conformance"},
     "triton": {"kernels"},
     "z3": {"model_checks"},
 }
