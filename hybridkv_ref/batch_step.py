@@ -15,6 +15,7 @@ from torch import Tensor
 from hybridkv_ref.batch_memory import BatchMemory
 from hybridkv_ref.decoder import Decoder
 from hybridkv_ref.decoder_attention import CONVENTION, AttentionLayer
+from hybridkv_ref.decoder_geometry import Layouts, Sizes
 from hybridkv_ref.decoder_math import linear, rms_norm, rotate, sigmoid, silu
 from hybridkv_ref.decoder_plan import Folded
 from hybridkv_ref.decoder_weights import Attention, Compressor, Delta, Indexer, Weights
@@ -27,6 +28,13 @@ from hybridkv_ref.kernels.merge_lse import merge_lse
 from hybridkv_ref.kernels.segment_decode import segment_decode
 from hybridkv_ref.kernels.tail_append import tail_append
 from hybridkv_ref.kernels.topk_select import topk_select
+from hybridkv_ref.layouts import load
+
+V4_SIZES = Sizes(
+    window=8, window_block=4, csa_block=16, hca_block=16, top_k=3, hidden=32, heads=4, head_dim=512, rotary=64,
+    query_rank=16, output_rank=8, index_heads=4, index_dim=128, delta_dim=4, feed=32, reach=64,
+)  # fmt: skip
+"""Head sizes of DeepSeek-V4, so that its byte formats and kernels are used; all else is small."""
 
 
 class BatchStep:
@@ -180,6 +188,12 @@ class BatchStep:
         index_build(made, slots, arena, page)
         out = rms_norm((memory * q[..., None]).sum(2)).flatten(1)
         return linear(out, w.out, sizes.fixed_order)
+
+
+def v4_decoder(seed: int = 0) -> Decoder:
+    """A decoder in the formats that V4 stores: fp8 entries and index keys, fp32 tails; recurrent state in fp32."""
+    formats = Layouts(load("fp8_ds_mla_584"), load("index_fp8_132"), load("state_fp32"), load("fp32"))
+    return Decoder(V4_SIZES, seed, formats)
 
 
 def feed(
