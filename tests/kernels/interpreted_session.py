@@ -24,7 +24,7 @@ def test_this_is_the_interpreter() -> None:
 @given(data=st.data())
 def test_operation(name: str, data: st.DataObject) -> None:
     module = operation(name)
-    kernel_cases.check(module, module.triton_version, kernel_cases.BUILDERS[name](data.draw))
+    kernel_cases.check(module, module.triton_version, kernel_cases.build(name, data))
 
 
 @pytest.mark.parametrize("layout", kernel_cases.ENTRY_LAYOUTS)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 @settings(max_examples=20)
 @given(data=st.data())
 def test_operation_on_the_gpu(name: str, data: st.DataObject) -> None:
-    case = kernel_cases.BUILDERS[name](data.draw)
+    case = kernel_cases.build(name, data)
     if "q" in case.arguments:  # tensor cores take bf16 only
         assume(case.arguments["q"].dtype is torch.bfloat16)
 
