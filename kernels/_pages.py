@@ -71,22 +71,27 @@ def precision(page: Page) -> torch.dtype:
 
 def read(arena: Tensor, slots: Tensor, page: Page, vector: str = "kv") -> Tensor:
     """[slots, heads, dim] in the page's precision of int64 `slots`; zeros where a slot is negative."""
-    parts = page.vector(vector)
     here = slots >= 0
-    at = slots.clamp(min=0)
+    out = read_there(arena, slots.clamp(min=0), page, vector)
+    return out if bool(here.all()) else out.masked_fill_(~here[:, None, None], 0.0)
+
+
+def read_there(arena: Tensor, slots: Tensor, page: Page, vector: str = "kv") -> Tensor:
+    """`read` of slots of which none is negative; nothing in it waits for the device."""
+    parts = page.vector(vector)
     split = parts.quantised.count if parts.quantised is not None else 0
     out = torch.empty(len(slots), page.heads, parts.dim, dtype=precision(page), device=arena.device)
     if parts.quantised is not None:
-        codes = _codes(_fetch(arena, at, page, parts.quantised), parts.quantised)
+        codes = _codes(_fetch(arena, slots, page, parts.quantised), parts.quantised)
         values = _bits.widen(codes, parts.quantised.dtype)
         if parts.scale is None:
             out[..., :split] = values
         else:
-            scales = _scales(_fetch(arena, at, page, parts.scale), parts.scale).unsqueeze(-1)
+            scales = _scales(_fetch(arena, slots, page, parts.scale), parts.scale).unsqueeze(-1)
             torch.mul(_tiled(values, parts.scale.count), scales, out=_tiled(out[..., :split], parts.scale.count))
     if parts.plain is not None:
-        out[..., split:] = _fetch(arena, at, page, parts.plain).view(PLAIN[parts.plain.dtype])
-    return out if bool(here.all()) else out.masked_fill_(~here[:, None, None], 0.0)
+        out[..., split:] = _fetch(arena, slots, page, parts.plain).view(PLAIN[parts.plain.dtype])
+    return out
 
 
 def write(arena: Tensor, slots: Tensor, values: Tensor, page: Page, vector: str = "kv") -> None:

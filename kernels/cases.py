@@ -144,3 +144,17 @@ def narrowing(values: Tensor, page: Page, slack: Tensor | float = 0.0) -> Tensor
     if parts.plain:
         bounds.append(high * {"bf16": 2.0**-8, "fp32": EPS, "fp64": 0.0}[parts.plain.dtype])
     return torch.cat(bounds, dim=-1) + slack
+
+
+def on_device(
+    function: Callable[..., Any], device: torch.device | str, outputs: tuple[str, ...]
+) -> Callable[..., None]:
+    """`function` on copies of its arguments there; `outputs` come back."""
+
+    def run_there(**arguments: Any) -> None:
+        moved = {name: value.to(device) if _is_tensor(value) else value for name, value in arguments.items()}
+        function(**moved)
+        for name in outputs:
+            arguments[name].copy_(moved[name])
+
+    return run_there

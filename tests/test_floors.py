@@ -26,7 +26,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("recovery", "kernels"),
     ("allocator", "oracle", "simulation"),
     ("adapters", "decoder"),
-    ("front", "conformance", "graphs"),
+    ("graphs",),
+    ("front", "conformance", "gpu_check"),
 )
 
 # Names inside the package; "" is the package itself.
@@ -194,6 +195,19 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "decoder_weights",
     ),
     "graphs": ("batch_memory", "batch_step", "graphs", "launch_plan"),
+    "gpu_check": (
+        "gpu_check",
+        "gpu_check.__main__",
+        "gpu_check.baselines",
+        "gpu_check.bench",
+        "gpu_check.exactness",
+        "gpu_check.graph_part",
+        "gpu_check.inputs",
+        "gpu_check.offload",
+        "gpu_check.plot",
+        "gpu_check.records",
+        "gpu_check.speed",
+    ),
     "conformance": (
         "conformance",
         "conformance.capabilities",
@@ -231,7 +245,7 @@ ONLY = {"kernels": {"errors", "paths", "layouts"}}  # kernels know tensors, not 
 LIBRARIES = {
     "hypothesis": {"conformance"},
     "networkx": {"model_checks"},
-    "torch": {"adapters", "allocator", "decoder", "graphs", "kernels", "conformance"},
+    "torch": {"adapters", "allocator", "decoder", "gpu_check", "graphs", "kernels", "conformance"},
     "triton": {"kernels"},
     "z3": {"model_checks"},
 }
