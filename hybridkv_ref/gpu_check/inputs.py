@@ -22,6 +22,8 @@ STRIDES = (37_440, 38_016, 39_168)
 HEADS, DIM, INDEX_DIM, ROTARY = 64, 512, 128, 64
 FEW = 8
 """Queries, up to which they also see few entries."""
+MOST = 1 << 31
+"""Bytes of one cache: far more than a chip keeps close by."""
 CHUNK = 65_536
 """Entries that are written at a time where inputs are made."""
 
@@ -141,7 +143,7 @@ def _ring_gather(s: Source, count: int) -> tuple[dict[str, Any], Work]:
 def _paged(s: Source, page: Page, queries: int, entries: int) -> tuple[dict[str, Any], int]:
     """Rows, block table and cache of as many requests as queries; blocks are shared if there would be too many."""
     width = -(-entries // page.entries)
-    blocks = min(queries * width, 16_384) + 1
+    blocks = min(queries * width, MOST // page.stride) + 1
     table = s.integers(1, blocks, queries, width, dtype=torch.int32)
     rows = torch.arange(queries, dtype=torch.int32, device=s.device)
     return {"rows": rows, "block_table": table, "cache": s.arena(page, blocks), "page": page}, width * page.entries

@@ -79,6 +79,21 @@ def test_every_kernel_passes_on_all(tmp_path: Path) -> None:
     check_all(tmp_path, "80", "90", "100")
 
 
+@pytest.mark.deep
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_every_launch_of_a_step_and_of_the_gpu_check_compiles(arch: int) -> None:
+    """With the shapes and constants of the call, not those that the operation's own cases choose."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("launched.py")), str(arch)],
+        env={**ENVIRONMENT, "PYTHONPATH": os.pathsep.join((str(CHECKOUT), ENVIRONMENT.get("PYTHONPATH", "")))},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    faults: dict[str, list[str]] = json.loads(done.stdout)
+    assert {launch.split("[")[0] for launch in faults} == set(OPERATIONS)
+    assert {launch: found for launch, found in faults.items() if found} == {}
+
+
 def check_all(folder: Path, *architectures: str) -> None:
     done = aot("--json", str(folder / "aot.json"), "--arch", *architectures)
     assert done.returncode == 0, done.stdout + done.stderr
