@@ -94,7 +94,7 @@ class Plan:
 
     def differences(self, other: "Plan") -> list[str]:
         """How ``other`` would need another graph: launch, operation, and what differs.  Empty if it would not."""
-        found = []
+        found: list[str] = []
         for number, (mine, theirs) in enumerate(zip(self.launches, other.launches, strict=False)):
             where = f"launch {number} {mine.operation}"
             if mine.operation != theirs.operation:
@@ -137,11 +137,11 @@ class _HostReads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down launches while a step runs."""
 
     def __init__(self, buffers: Mapping[str, Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._buffers = {name: (t.data_ptr(), t.data_ptr() + max(1, _extent(t))) for name, t in buffers.items()}
         self._made: dict[int, tuple[str, Tensor]] = {}  # by the address of the storage; a tensor keeps it alive
         self.launches: list[Launch] = []
@@ -157,11 +157,11 @@ class _Recorder(TorchDispatchMode):
         """What is wrong with the launch that would be next."""
         return NotCapturable(f"launch {len(self.launches)} {name}: {reason}")
 
-    def launch(self, name: str, version: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def launch(self, name: str, version: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """A kernel, as dispatch chose it: what it does inside is the device's business."""
         given = inspect.signature(operation(name).reference).bind(*args, **kwargs).arguments
         grid = operation(name).grid(*args, **kwargs)
-        self._write_down(name, grid, given, partial(version, *args, **kwargs))
+        self._write_down(name, grid, given, self._pointers(name, given), partial(version, *args, **kwargs))
         self.in_kernel = True
         try:
             return version(*args, **kwargs)
@@ -179,33 +179,36 @@ class _Recorder(TorchDispatchMode):
         given = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | dict(kwargs)
         if _decides_by_value(func, given):
             raise self.refusal(name, "reads a value on the host")
+        pointers = self._pointers(name, given)
         result = func(*args, **kwargs)
         outs = [tensor for _, tensor in _tensors("", result)]
-        devices = {t.device for _, t in _tensors("", [list(given.values()), outs]) if t.dim()}
+        devices = {t.device for t in (*(t for _, t in _tensors("", list(given.values()))), *outs) if t.dim()}
         if len(devices) > 1:
             raise self.refusal(name, f"moves data between {' and '.join(sorted(map(str, devices)))}")
-        fresh = [tensor for tensor in outs if not func._schema.is_mutable and self._find(tensor) is None]
-        known = {_storage(tensor) for _, tensor in _tensors("", list(given.values()))}
-        if any(_storage(tensor) in known for tensor in fresh):
-            raise self.refusal(name, "uses memory that is no buffer of the step and that it did not make")
+        fresh = [tensor for tensor in outs if self._find(tensor) is None]
         for tensor in fresh:
             self._made.setdefault(_storage(tensor), (f"#{len(self._made)}", tensor))
-        if name.startswith(("aten.empty", "aten.new_empty")) or not (fresh or func._schema.is_mutable):
-            return result
-        self._write_down(name, (), given, partial(_again, func, args, kwargs, fresh), fresh)
+        writes = fresh or func._schema.is_mutable
+        if writes and not name.startswith(("aten.empty", "aten.new_empty")):
+            pointers += self._pointers(name, {"out": fresh})
+            self._write_down(name, (), given, pointers, partial(_again, func, args, kwargs, fresh))
         return result
 
-    def _write_down(
-        self, name: str, grid: tuple[int, ...], given: Mapping[str, Any], run: Callable[[], object],
-        outs: Sequence[Tensor] = (),
-    ) -> None:  # fmt: skip
+    def _pointers(self, name: str, given: Mapping[str, Any]) -> list[tuple[str, Pointer]]:
+        """The memory of all tensors among some arguments; refuses foreign memory."""
         pointers = []
-        for argument, tensor in [*_tensors("", dict(given)), *_tensors("out", list(outs))]:
+        for argument, tensor in _tensors("", dict(given)):
             pointer = self._find(tensor)
             if pointer is None:
                 reason = f"{argument} is memory that is no buffer of the step and that it did not make"
                 raise self.refusal(name, reason)
             pointers.append((argument, pointer))
+        return pointers
+
+    def _write_down(
+        self, name: str, grid: tuple[int, ...], given: Mapping[str, Any], pointers: Sequence[tuple[str, Pointer]],
+        run: Callable[[], object],
+    ) -> None:  # fmt: skip
         scalars = tuple((n, v) for n, v in given.items() if v is not None and not any(_tensors("", v)))
         self.launches.append(Launch(name, grid, tuple(pointers), scalars))
         self.runs.append(run)

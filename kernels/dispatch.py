@@ -23,7 +23,7 @@ R = TypeVar("R")
 class Recorder(Protocol):
     """Sees launches, and makes them."""
 
-    def launch(self, operation: str, version: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def launch(self, operation: str, version: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """One call of the version that dispatch chose: run it, and return what it returns."""
 
 

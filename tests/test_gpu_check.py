@@ -23,12 +23,12 @@ from hybridkv_ref import graphs, load_tables
 from hybridkv_ref.batch_memory import BatchMemory, Saved
 from hybridkv_ref.batch_step import BatchStep
 from hybridkv_ref.gpu_check import __main__ as command
-from hybridkv_ref.gpu_check import exactness, graph_part, offload, speed
+from hybridkv_ref.gpu_check import baselines, exactness, graph_part, offload, speed
 from hybridkv_ref.gpu_check.bench import Bench
 from hybridkv_ref.gpu_check.inputs import STRIDES, VARIANTS, Work
 from hybridkv_ref.gpu_check.plot import COLOURS, svg
 from hybridkv_ref.gpu_check.records import NOT_MEASURED, Figure, PartReport, Report
-from hybridkv_ref.kernels import OPERATIONS, operation
+from hybridkv_ref.kernels import OPERATIONS, _triton, operation
 from hybridkv_ref.machine import Machine
 
 torch.set_num_threads(1)
@@ -132,7 +132,7 @@ def test_without_a_gpu_it_refuses_in_one_line(
 
 def test_without_triton_it_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(command._triton, "AVAILABLE", False)
+    monkeypatch.setattr(_triton, "AVAILABLE", False)
     assert command.main(["--out", str(tmp_path)]) == 2
 
 
@@ -147,7 +147,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((graph_part, "run"), (offload, "run"), (speed, "ceilings")):
         monkeypatch.setattr(module, name, nothing)
     monkeypatch.setattr(speed, "kernels", lambda bench, top: None)
-    monkeypatch.setattr(command.baselines, "run", lambda bench, top: None)
+    monkeypatch.setattr(baselines, "run", lambda bench, top: None)
 
 
 @pytest.mark.usefixtures("quick")

@@ -11,7 +11,7 @@ Prints a JSON object: the launch -> its faults.
 import json
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -20,6 +20,9 @@ from hybridkv_ref.gpu_check.inputs import VARIANTS, source
 from hybridkv_ref.kernels import aot, operation
 from hybridkv_ref.kernels._triton import AotCase
 from hybridkv_ref.kernels.dispatch import recorded_by
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 POINTERS = {
     torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64", torch.float32: "*fp32", torch.bfloat16: "*bf16",
@@ -63,7 +66,7 @@ def case(name: str, kernel: Any, given: dict[str, Any]) -> AotCase:
 
 def noted(name: str, label: str, arguments: dict[str, Any]) -> Iterator[AotCase]:
     """The case of one call."""
-    module = operation(name)
+    module: Any = operation(name)
     kernel, module._kernel = module._kernel, Noted(module._kernel)
     try:
         module.triton_version(**arguments)
@@ -88,7 +91,7 @@ def step_launches() -> Iterator[tuple[str, str, dict[str, Any]]]:
     found: list[tuple[str, tuple[Any, ...]]] = []
 
     class Recorder:
-        def launch(self, name: str, version: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def launch(self, name: str, version: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
             found.append((name, args))
             return version(*args, **kwargs)
 
