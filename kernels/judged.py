@@ -68,7 +68,8 @@ def _compress_pool_quant(a: Arguments) -> Case:
         pooled, norm = want[0], torch.ones(())
         if weight is not None:
             rms = pooled_reference(**a | {"weight": None, "rotary": None})[0].square().mean(-1).sqrt()
-            pooled, norm = want[0] / weight.abs().max(), weight.abs().max() / rms[rms > 0].min()
+            made = rms[rms > 0] if rms.any() else torch.ones(1)  # no entry at all: nothing is divided
+            pooled, norm = want[0] / weight.abs().max(), weight.abs().max() / made.min()
         slack = 4 * (row_slots.shape[1] + 8) * EPS * torch.maximum(largest * norm, pooled.abs().max())
         return (narrowing(want[0], page, slack),)
 

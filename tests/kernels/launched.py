@@ -8,6 +8,7 @@ compiled for sm_ARCH and judged as the ahead-of-time check judges: no spills, sh
 Prints a JSON object: the launch -> its faults.
 """
 
+import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -86,20 +87,28 @@ def cases() -> Iterator[AotCase]:
         yield from noted(name, label, arguments)
 
 
-def step_launches() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Label, operation and arguments of every kernel launch of a decode step."""
+def step_launches(tokens: int = 1) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Label, operation and arguments of every kernel launch of a decode step, as they were before it.
+
+    The step is the last of that many tokens of one request, with another at its first token and padding between.
+    """
     found: list[tuple[str, tuple[Any, ...]]] = []
 
     class Recorder:
         def launch(self, name: str, version: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-            found.append((name, args))
+            found.append((name, tuple(a.clone() if isinstance(a, torch.Tensor) else a for a in args)))
             return version(*args, **kwargs)
 
     step = BatchStep(v4_decoder(), 4, narrow=True)
-    with torch.no_grad(), recorded_by(Recorder()):
-        step.run()
+    with torch.no_grad():
+        for position in range(tokens - 1):
+            step.write({0: position % 29}, {0: position})
+            step.run()
+        step.write({0: 5, 3: 7}, {0: tokens - 1, 3: 0})
+        with recorded_by(Recorder()):
+            step.run()
     for number, (name, args) in enumerate(found):
-        names = operation(name).torch_version.__code__.co_varnames
+        names = inspect.signature(operation(name).reference).parameters
         yield f"step, launch {number}", name, dict(zip(names, args, strict=False))
 
 
