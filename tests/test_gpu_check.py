@@ -25,8 +25,8 @@ from hybridkv_ref.batch_step import BatchStep
 from hybridkv_ref.gpu_check import __main__ as command
 from hybridkv_ref.gpu_check import baselines, exactness, graph_part, offload, speed
 from hybridkv_ref.gpu_check.bench import Bench
-from hybridkv_ref.gpu_check.inputs import STRIDES, VARIANTS, Work
-from hybridkv_ref.gpu_check.plot import COLOURS, svg
+from hybridkv_ref.gpu_check.inputs import STRIDES, VARIANTS, Work, entry_page, source
+from hybridkv_ref.gpu_check.plot import BAR, COLOURS, svg
 from hybridkv_ref.gpu_check.records import NOT_MEASURED, Figure, PartReport, Report
 from hybridkv_ref.kernels import OPERATIONS, _triton, operation
 from hybridkv_ref.machine import Machine
@@ -80,28 +80,68 @@ def test_the_plot_names_every_kernel_and_draws_no_bar_that_was_not_measured(tiny
 
 
 def read_svg(document: bytes) -> tuple[list[str], list[tuple[str, float]]]:
-    """Texts, and (colour, width) of bars that are not of the legend."""
+    """Texts, and (what of, width) of bars; those of the legend are as wide as they are high."""
     space = "{http://www.w3.org/2000/svg}"
     root = ElementTree.fromstring(document)
-    texts = [str(text.text) for text in root.iter(f"{space}text")]
-    boxes = [rect for rect in root.iter(f"{space}rect") if rect.get("fill") in COLOURS.values()]
-    return texts, [(str(b.get("fill")), float(str(b.get("width")))) for b in boxes[len(COLOURS) :]]
+    texts = [str(text.text or "") for text in root.iter(f"{space}text")]
+    of = {colour: name for name, colour in COLOURS.items()}
+    boxes = [rect for rect in root.iter(f"{space}rect") if rect.get("fill") in of]
+    bars = [(of[str(b.get("fill"))], float(str(b.get("width")))) for b in boxes if b.get("width") != f"{BAR:.1f}"]
+    return texts, bars
 
 
 def made_up(name: str, share: float) -> Figure:
-    return Figure(name=name, unit="TB/s", value=1.0, device="made up", limit="copy ceiling", share=share)
+    return Figure(name=name, unit="TB/s", value=4 * share, device="made up", limit="copy ceiling", share=share)
 
 
 def test_bars_are_as_long_as_their_share() -> None:
     parts = (
-        PartReport(name="speed", budget=1, wall=1, figures=(made_up("a", 0.8), made_up("b", 0.2))),
-        PartReport(name="compare", budget=1, wall=1, figures=(made_up("a, eager", 0.4), made_up("a, compiled", 1.2))),
+        PartReport(
+            name="speed", budget=1, wall=1, figures=(made_up("a", 0.8), made_up("a, also", 1), made_up("b", 0.2))
+        ),
+        PartReport(name="compare", budget=1, wall=1, figures=(made_up("a, eager", 0.4), made_up("a, compiled", 1.25))),
+        PartReport(name="offload", budget=1, wall=1, figures=(made_up("s, engine", 0.3), made_up("s, gathered", 0.9))),
     )
     texts, bars = read_svg(svg(Report(device="made up", versions={}, parts=parts)))
-    widths = {colour: [width for c, width in bars if c == colour] for colour in COLOURS.values()}
-    assert widths[COLOURS[""]][0] == pytest.approx(4 * widths[COLOURS[""]][1], rel=0.01)
-    assert widths[COLOURS[", eager"]][0] == pytest.approx(widths[COLOURS[""]][0] / 2, rel=0.01)
-    assert "120%, 1 TB/s" in texts
+    assert [of for of, _ in bars] == ["this kernel", "eager", "compiled", "this kernel", "engine", "gathered"]
+    whole = bars[2][1]  # cut at the limit
+    lengths = [width / whole for _, width in bars]
+    assert lengths == pytest.approx([0.8, 0.4, 1.0, 0.2, 1 / 3, 1.0], abs=0.01)
+    assert "125%, 5 TB/s" in texts
+    assert not any("also" in text for text in texts)
+
+
+def test_numbers_where_there_is_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arithmetic of a measurement: every run is said to take a millisecond on a device that is made up."""
+    monkeypatch.setattr(Bench, "seconds", lambda bench, run: 1e-3)
+    monkeypatch.setattr(Bench, "device_name", "made up")
+    bench = new_bench()
+    speed.ceilings(bench)
+    top = speed.measured(bench)
+    assert top is not None
+    assert (top.copy, top.product) == pytest.approx((2 * (1 << 16) / 1e-3, 2 * 64**3 / 1e-3))
+    speed.enter(bench, "moves", Work(1 << 16), lambda: None, top)
+    speed.enter(bench, "multiplies", Work(1 << 10, 4 * 64**3), lambda: None, top)
+    moves, multiplies, also = bench.figures[-3:]
+    assert (moves.unit, moves.limit, multiplies.unit, multiplies.limit) == (
+        "TB/s",
+        speed.COPY,
+        "TFLOP/s",
+        speed.PRODUCT,
+    )
+    assert (moves.value, moves.share, multiplies.share) == pytest.approx(((1 << 16) / 1e9, 0.5, 2.0))
+    assert (also.name, also.unit, also.share) == ("multiplies, also", "TB/s", None)
+    assert also.value == pytest.approx((1 << 10) / 1e9)
+    assert {figure.device for figure in bench.figures} == {"made up"}
+
+
+def test_a_measurement_that_breaks_is_no_number() -> None:
+    def breaks() -> None:
+        raise RuntimeError("out of memory\nand much more")
+
+    bench = new_bench()
+    assert bench.measure("x", "TB/s", 1.0, breaks) is None
+    assert bench.figures == [Figure(name="x", unit="TB/s", why="RuntimeError: out of memory")]
 
 
 @pytest.mark.parametrize(
@@ -197,6 +237,23 @@ def test_what_there_is_no_time_for_is_said() -> None:
 def test_the_budgets_leave_room_below_four_minutes() -> None:
     assert sum(command.BUDGETS.values()) <= command.WHOLE
     assert command.WHOLE <= 4 * 60 - 15  # imports, and what one item may take beyond its part's end
+
+
+@pytest.mark.parametrize("name", baselines.BY_HAND)
+def test_a_baseline_by_hand_does_what_the_operation_does(name: str) -> None:
+    """To bf16: otherwise the comparison of their speeds means nothing."""
+    variant = next(v for v in VARIANTS if (v.operation, v.name) in baselines.COMPARED and v.operation == name)
+    arguments, _ = variant.build(source(torch.device("cpu")), variant.few)
+    output = {"copy_blocks": "target", "indexer_logits": "logits"}.get(name, "out")
+    found = []
+    for run in (getattr(operation(name), name), baselines.baseline(name)):
+        fresh = arguments | {output: torch.empty_like(arguments[output]).fill_(0)}
+        run(**fresh)
+        found.append(fresh[output].double())
+    if name == "copy_blocks":  # which moves whole strides, the padding behind the entries too
+        found = [one[:, : entry_page().nbytes] for one in found]
+    assert (found[0] - found[1]).abs().max() <= 2.0**-6 * found[0].abs().max()
+    assert found[0].abs().max() > 0
 
 
 def test_limits_are_the_slower_of_two() -> None:

@@ -8,6 +8,8 @@ import msgspec
 from hybridkv_ref.errors import InputError
 
 SCHEMA = "hybridkv.gpu_check/1"
+ALSO = ", also"
+"""Ends the name of a figure that says the same run in another unit."""
 NOT_MEASURED: Literal["not measured"] = "not measured"
 
 

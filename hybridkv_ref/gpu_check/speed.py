@@ -12,6 +12,7 @@ import torch
 
 from hybridkv_ref.gpu_check.bench import Bench
 from hybridkv_ref.gpu_check.inputs import VARIANTS, Variant, Work, source
+from hybridkv_ref.gpu_check.records import ALSO, Figure
 from hybridkv_ref.kernels import operation
 
 COPY, PRODUCT = "copy ceiling", "bf16 product ceiling"
@@ -63,7 +64,11 @@ def made(bench: Bench, variant: Variant) -> tuple[dict[str, object], Work]:
 
 
 def enter(bench: Bench, name: str, work: Work, run: Callable[[], object], top: Ceilings | None) -> None:
-    """A figure in TB/s, or TFLOP/s where products bind."""
+    """A figure in TB/s and, of an operation with products, one in TFLOP/s; the one that binds has the share."""
     limit, best = top.best(work) if top is not None else (COPY if not work.flops else PRODUCT, 0.0)
-    amount, unit = (work.nbytes, "TB/s") if limit == COPY else (work.flops, "TFLOP/s")
-    bench.measure(name, unit, amount / 1e12, run, limit, best)
+    rates = {COPY: (work.nbytes / 1e12, "TB/s"), PRODUCT: (work.flops / 1e12, "TFLOP/s")}
+    amount, unit = rates.pop(limit)
+    seconds = bench.measure(name, unit, amount, run, limit, best)
+    if work.flops and seconds is not None:
+        ((amount, unit),) = rates.values()
+        bench.figures.append(Figure(name=name + ALSO, unit=unit, value=amount / seconds, device=bench.device_name))
