@@ -26,8 +26,8 @@ NULL_BLOCK, PADDING = 0, -1
 class Form:
     """How one group lies in memory.
 
-    ``page``: one block; ``rows``: rows that one request may use, 0 if they come back after ``ring``; ``width``: blocks
-    of one request.
+    ``ratio``: tokens of one stored row; ``page``: one block; ``ring``: after so many rows their places come back, 0 is
+    never; ``width``: blocks of one request.
     """
 
     shape: str

@@ -19,6 +19,8 @@ from hybridkv_ref.batch_step import BatchStep, feed, v4_decoder
 from hybridkv_ref.decoder import Decoder
 from hybridkv_ref.decoder_demo import from_scratch
 from hybridkv_ref.decoder_geometry import Sizes
+from hybridkv_ref.decoder_plan import Folded
+from hybridkv_ref.decoder_weights import Compressor
 from hybridkv_ref.graphs import CapturedStep, GraphRows, TableRows
 from hybridkv_ref.launch_plan import NotCapturable
 from hybridkv_ref.machine import Machine, Refused
@@ -310,6 +312,60 @@ def test_a_step_that_no_graph_can_hold_leaves_nothing_captured(form: str) -> Non
         with pytest.raises(Refused):
             graph.replay()
     assert torch.ones(1, device=device).item() == 1.0  # the device is usable afterwards
+
+
+class Deciding(BatchStep):
+    """Leaves folds out, in Python, where the contents have none."""
+
+    def _fold(self, layer: int, folded: Folded, w: Compressor, x: Tensor) -> None:
+        if bool((self.memory.contents[f"write/{folded.entries}"] >= 0).any()):
+            super()._fold(layer, folded, w, x)
+
+
+class DecidingQuietly(Deciding):
+    """The same, with the contents as the host knew them: no read of a value gives it away."""
+
+    folds: frozenset[str] = frozenset()
+
+    def write(self, tokens: Mapping[int, int], positions: Mapping[int, int]) -> None:
+        super().write(tokens, positions)
+        contents = self.memory.contents
+        self.folds = frozenset(group for group in self.memory.tails if bool((contents[f"write/{group}"] >= 0).any()))
+
+    def _fold(self, layer: int, folded: Folded, w: Compressor, x: Tensor) -> None:
+        if folded.entries in self.folds:
+            BatchStep._fold(self, layer, folded, w, x)
+
+
+def test_what_a_step_decides_in_python_is_decided_for_good(form: str) -> None:
+    """Why the grid is the whole one and contents say who takes part: a graph captured without folds never folds."""
+    device, narrow = form.split(",")[0], form.endswith("formats")
+    with pytest.raises(NotCapturable, match="reads a value on the host"):
+        CapturedStep(Deciding(decoder(form), ROWS, device, narrow), TableRows()).capture()
+    step = DecidingQuietly(decoder(form), ROWS, device, narrow)
+    graph = CapturedStep(step, TableRows())
+    graph.capture()
+    found = play(graph, {0: 1}, 0, 20)
+    assert not torch.equal(found[:, 0], truth(form, 1)[:20])
+    step.write({0: text(1)[19]}, {0: 19})  # the last token of an entry
+    assert any("launches" in line or "now" in line for line in graph.differences())
+
+
+def test_a_capture_anew_that_fails_leaves_nothing(form: str) -> None:
+    graph = captured(form)
+    step = batch(graph)
+    step.memory.contents["tokens"] = step.memory.contents["tokens"].clone()
+    step.run = lambda: void(float(step.logits[0, 0]))  # type: ignore[method-assign]
+    with pytest.raises(NotCapturable, match="reads a value on the host"):
+        graph.recapture()
+    assert graph.stage == "NONE"
+    with pytest.raises(Refused):
+        graph.replay()
+
+
+def void(value: object) -> None:
+    """A step returns nothing."""
+    del value
 
 
 def test_rows_may_be_those_of_an_allocator() -> None:
