@@ -20,13 +20,13 @@ from hybridkv_ref.errors import InputError
 from hybridkv_ref.gpu_check import baselines, exactness, graph_part, offload, speed
 from hybridkv_ref.gpu_check.bench import Bench
 from hybridkv_ref.gpu_check.plot import svg
-from hybridkv_ref.gpu_check.records import NOT_MEASURED, Check, Figure, PartReport, Report, write_whole
+from hybridkv_ref.gpu_check.records import NOT_MEASURED, Check, Figure, PartReport, Report, make_folder, write_whole
 from hybridkv_ref.kernels import _triton
 
-WHOLE = 225.0
-"""Seconds for all parts together: with imports and writing it stays under four minutes."""
+WHOLE = 210.0
+"""Seconds for all parts together: with imports, and what the last item takes beyond its time, it is four minutes."""
 
-BUDGETS = {"ceilings": 10.0, "exactness": 60.0, "graphs": 35.0, "speed": 55.0, "offload": 20.0, "compare": 45.0}
+BUDGETS = {"ceilings": 10.0, "exactness": 55.0, "graphs": 30.0, "speed": 50.0, "offload": 20.0, "compare": 45.0}
 """Seconds for each part, in the order in which they run; the last ones give way where an earlier one was slow."""
 
 
@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         device = torch.device("cpu") if options.tiny else gpu()
+        make_folder(options.out)
         report = run(device, options.tiny)
         write_whole(options.out / "gpu_check.json", msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
         write_whole(options.out / "gpu_check.svg", svg(report))

@@ -1,6 +1,7 @@
 """What a run reports.  A figure is a number with the device that it was measured on, or says that it was not."""
 
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Literal
 
 import msgspec
@@ -73,11 +74,20 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return next((p.figures for p in self.parts if p.name == part), ())
 
 
+def make_folder(path: Path) -> None:
+    """Makes the folder of a report, before anything takes time.  InputError: it cannot be written to."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from error
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Writes a file whole or not at all.  InputError: it cannot be written."""
     partial = path.with_name(path.name + ".partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(data)
         partial.replace(path)
     except OSError as error:
