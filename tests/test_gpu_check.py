@@ -405,6 +405,17 @@ def test_a_restore_that_mixes_up_blocks_fails_the_graph_part(monkeypatch: pytest
     assert checks_of(bench)["poisoned replay"] is True
 
 
+def test_a_kernel_that_is_wrong_alike_everywhere_shows_against_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays equal the eager step, for both are wrong; the launches do not equal their references."""
+    module = operation("merge_lse")
+    monkeypatch.setattr(module, "torch_version", _natural_only(module.torch_version))
+    bench = new_bench()
+    graph_part.run(bench)
+    failed = [check for check in bench.checks if check.passed is False]
+    assert [check.name for check in failed] == ["every launch of the decoder's step against float64"]
+    assert "merge_lse: " in failed[0].detail
+
+
 def test_a_step_that_peeks_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     run = BatchStep.run
 

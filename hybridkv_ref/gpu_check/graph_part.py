@@ -1,11 +1,13 @@
 """Part: captured graphs and the decoder on this device: what the cuda_graph table promises, and equal logits.
 
 A batched decode step of the small decoder in V4's byte formats is captured once.  Logits are compared bit for bit with
-those of the same step run eagerly over another memory.
+those of the same step run eagerly over another memory; of one eager step every launch is compared with float64.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,8 +15,14 @@ from torch import Tensor
 from hybridkv_ref.batch_step import BatchStep, feed, v4_decoder
 from hybridkv_ref.gpu_check.bench import Bench
 from hybridkv_ref.graphs import CapturedStep, TableRows
+from hybridkv_ref.kernels import operation
+from hybridkv_ref.kernels.cases import check, on_device
+from hybridkv_ref.kernels.dispatch import recorded_by
+from hybridkv_ref.kernels.judged import JUDGES
 from hybridkv_ref.machine import Refused
 
+P = ParamSpec("P")
+R = TypeVar("R")
 ROWS, SEED = 4, 0
 
 
@@ -78,24 +86,25 @@ def run(bench: Bench) -> None:
         return f"{len(scene.graph.plan.launches) if scene.graph.plan else 0} launches"
 
     bench.check("capture", captured)
-    for name, check in (
+    for name, promise in (
         ("poisoned replay, changed contents", _contents),
         ("restore to other blocks: logits after the hit equal those from scratch", _restored),
         ("rebound pool refused, then captured anew", _rebound),
         ("padding that addresses a request refused", _padding),
         ("one plan for every mix of stages", _one_plan),
+        ("every launch of the decoder's step against float64", _launches),
         ("the decoder from scratch, step by step", _scratch),
     ):
-        bench.check(name, partial(_on_scene, check, made))
+        bench.check(name, partial(_on_scene, promise, made))
     if made:
         scene = made[0]
         bench.measure("decode step, replayed", "steps/s", 1.0, scene.graph.replay)
         bench.measure("decode step, eager", "steps/s", 1.0, without_grad(scene.eager.run))
 
 
-def _on_scene(check: Callable[[Scene], str], made: Sequence[Scene]) -> str:
+def _on_scene(promise: Callable[[Scene], str], made: Sequence[Scene]) -> str:
     demand(bool(made), "nothing is captured")
-    return check(made[0])
+    return promise(made[0])
 
 
 def _contents(scene: Scene) -> str:
@@ -161,3 +170,30 @@ def _scratch(scene: Scene) -> str:
         scene.step.memory.release(row)
     scene.play(0, scene.length)
     return f"{scene.length} steps, bit for bit"
+
+
+class _Compared:
+    """Compares every launch with its float64 reference before it is made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.count = device, 0
+
+    def launch(self, name: str, version: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        module = operation(name)
+        given = inspect.signature(module.reference).bind(*args, **kwargs)
+        given.apply_defaults()
+        case = JUDGES[name]({k: v.cpu() if isinstance(v, Tensor) else v for k, v in given.arguments.items()})
+        there = on_device(version, self.device, case.outputs)
+        try:
+            check(module, there, case, tensor_cores=self.device.type == "cuda")
+        except Exception as error:
+            raise Differs(f"launch {self.count} {name}: {error}") from error
+        self.count += 1
+        return version(*args, **kwargs)
+
+
+def _launches(scene: Scene) -> str:
+    compared = _Compared(scene.step.memory.device)
+    with recorded_by(compared):
+        without_grad(scene.eager.run)()
+    return f"{compared.count} launches"
