@@ -5,6 +5,9 @@ On a machine without a GPU every part runs on the CPU at tiny sizes, through the
 
 import dataclasses
 import inspect
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +34,7 @@ from hybridkv_ref.gpu_check.records import NOT_MEASURED, Figure, PartReport, Rep
 from hybridkv_ref.kernels import OPERATIONS, _triton, operation
 from hybridkv_ref.machine import Machine
 
+CHECKOUT = Path(__file__).resolve().parents[1]
 torch.set_num_threads(1)
 
 
@@ -159,14 +163,14 @@ def test_a_number_needs_a_device_and_no_number_a_reason(wrong: dict[str, Any]) -
         Figure(name="x", unit="TB/s", **wrong)
 
 
-def test_without_a_gpu_it_refuses_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert command.main(["--out", str(tmp_path / "out")]) == 2
-    told = capsys.readouterr()
-    assert told.err == "gpu_check:device: no CUDA device (--tiny tries the check itself on the CPU)\n"
-    assert told.out == ""
+def test_without_a_gpu_it_refuses_in_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hybridkv_ref.gpu_check", "--out", str(tmp_path / "out")],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, cwd=CHECKOUT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "gpu_check:device: no CUDA device (--tiny tries the check itself on the CPU)\n"
+    assert done.stdout == ""
     assert not (tmp_path / "out").exists()
 
 

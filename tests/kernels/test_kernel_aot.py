@@ -17,7 +17,7 @@ CHECKOUT = Path(__file__).parents[2]
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
 
 CONTROLS = """
-import json
+import contextlib, io, json
 from hybridkv_ref import layouts
 from hybridkv_ref.kernels import aot, compress_pool_quant, copy_blocks, segment_decode
 
@@ -30,7 +30,13 @@ cases = {
     "broken": segment_decode.aot_case("tile_24", page, 64, True, major=9, tile=24),
     "good": copy_blocks.aot_case("good"),
 }
-print(json.dumps({name: aot.check(case, 90).faults for name, case in cases.items()}))
+faults = {name: aot.check(case, 90).faults for name, case in cases.items()}
+for name in ("good", "narrow_unit"):
+    aot.cases = lambda only: [cases["good"], cases[name]]
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        status = aot.main(["--arch", "90"])
+    faults[f"main, {name}"] = [f"status {status}", f"{told.getvalue().count('FAIL')} failed"]
+print(json.dumps(faults))
 """
 
 
@@ -68,6 +74,11 @@ def test_a_bad_kernel_fails(controls: dict[str, list[str]], control: str, fault:
 
 def test_a_good_kernel_passes(controls: dict[str, list[str]]) -> None:
     assert controls["good"] == []
+
+
+def test_one_bad_kernel_is_the_exit_status(controls: dict[str, list[str]]) -> None:
+    assert controls["main, good"] == ["status 0", "0 failed"]
+    assert controls["main, narrow_unit"] == ["status 1", "1 failed"]
 
 
 def test_every_kernel_passes_on_sm_90(tmp_path: Path) -> None:
