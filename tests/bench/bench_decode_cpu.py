@@ -91,30 +91,30 @@ def layer() -> tuple[Run, Run]:
         state = _pages.empty_arena(page, 1)
         rows, scores = normal(8, page.dim), normal(8, page.dim)
         tail_append(rows, scores, None, torch.arange(8), torch.arange(8), state, page)
-        tails.append((target, dim, page, state, rows, scores))
+        tails.append((target, dim, page, state, rows, scores, normal(RATIO, 2 * dim), normal(dim)))
     angles = normal(TOKENS, 1, ROTARY // 2)
-    rotary, bias, norm = torch.cat((angles.cos(), angles.sin()), dim=1), normal(RATIO, 2 * DIM), normal(DIM)
+    rotary = torch.cat((angles.cos(), angles.sin()), dim=1)
+    pooled_rows, seventh, entry_at = torch.arange(8)[None], torch.tensor([7]), last - 3
+    zero, every, in_window, in_list = number(0), number(count), number(WINDOW), number(TOP_K)
     parts, logs = torch.empty(2, 1, HEADS, DIM), torch.empty(2, 1, HEADS)
     out, lse = torch.empty(1, HEADS, DIM), torch.empty(1, HEADS)
     logits, chosen = torch.empty(1, count), torch.empty(1, TOP_K, dtype=torch.int32)
 
     def paged() -> Tensor:
         index_build(kv, window.slots[-1:], window.cache, entry)
-        for target, dim, page, state, rows, scores in tails:
-            own = bias[:, : 2 * dim].contiguous()
-            tail_append(rows[-1:], scores[-1:], own, last, torch.tensor([7]), state, page)
+        for target, _, page, state, rows, scores, bias, norm in tails:
+            tail_append(rows[-1:], scores[-1:], bias, last, seventh, state, page)
             compress_pool_quant(
-                state, torch.arange(8)[None], last - 3, norm[:dim].contiguous(), rotary, target.slots[-1:],
-                target.cache, page, target.page, 4,
-            )  # fmt: skip
-        indexer_logits(asked, weights, number(0), number(count), keys.table, keys.cache, logits, key)
-        topk_select(logits, number(count), chosen)
+                state, pooled_rows, entry_at, norm, rotary, target.slots[-1:], target.cache, page, target.page, 4
+            )
+        indexer_logits(asked, weights, zero, every, keys.table, keys.cache, logits, key)
+        topk_select(logits, every, chosen)
         for part, (kept, listed, first, seen) in enumerate(
-            ((window, None, number(0), WINDOW), (entries, chosen, None, TOP_K))
+            ((window, None, zero, in_window), (entries, chosen, None, in_list))
         ):
             segment_decode(
-                q, number(0), listed, first, number(seen), kept.table, kept.cache, parts[part : part + 1],
-                logs[part : part + 1], entry, SCALE, Lse.FLASHMLA,
+                q, zero, listed, first, seen, kept.table, kept.cache, parts[part : part + 1], logs[part : part + 1],
+                entry, SCALE, Lse.FLASHMLA,
             )  # fmt: skip
         return merge_lse(parts, logs, sink, out, lse, Lse.FLASHMLA)[0][0]
 
@@ -123,11 +123,11 @@ def layer() -> tuple[Run, Run]:
 
     def dense() -> Tensor:
         window.dense[-1] = kv[0]
-        for target, dim, _, _, rows, scores in tails:
-            scores = torch.cat((scores[:-1], scores[-1:] + bias[3, : 2 * dim]))
+        for target, dim, _, _, rows, scores, bias, norm in tails:
+            scores = torch.cat((scores[:-1], scores[-1:] + bias[3]))
             pooled = torch.cat((rows[:4, :dim], rows[4:, dim:])), torch.cat((scores[:4, :dim], scores[4:, dim:]))
             folded = (pooled[0] * pooled[1].softmax(0)).sum(0)
-            folded = folded * torch.rsqrt(folded.square().mean() + 1e-6) * norm[:dim]
+            folded = folded * torch.rsqrt(folded.square().mean() + 1e-6) * norm
             cos, sin = rotary[TOKENS - 4]
             even, odd = folded[-ROTARY::2].clone(), folded[-ROTARY + 1 :: 2].clone()
             folded[-ROTARY::2], folded[-ROTARY + 1 :: 2] = even * cos - odd * sin, even * sin + odd * cos
