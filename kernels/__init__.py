@@ -1,10 +1,11 @@
 """The operations on cache bytes, one module each: float64 reference, torch version, Triton kernel, one dispatch.
 
-Every module has, beside the public function of its own name, `reference`, `torch_version` and `triton_version` with the
-same signature, and `aot_cases()` for the ahead-of-time check. The public function checks its arguments, writes the
-tensors it is given and returns those that are results. References return float64 (or bytes, or indices) and write
-nothing. Shapes are static and everything that changes from step to step (lengths, slots, block tables, -1 for "not
-there") is read from tensors, so one captured CUDA graph serves every mix of states.
+Every module has, beside the public function of its own name, `reference`, `torch_version`, `triton_version` and `grid`
+(the programs of a launch, from shapes alone) with the same signature, and `aot_cases()` for the ahead-of-time check.
+The public function checks its arguments, writes the tensors it is given and returns those that are results. References
+return float64 (or bytes, or indices) and write nothing. Shapes are static and everything that changes from step to step
+(lengths, slots, block tables, -1 for "not there") is read from tensors, so one captured CUDA graph serves every mix of
+states.
 """
 
 from importlib import import_module

@@ -4,6 +4,7 @@ A slot is `block * page.entries + index in the block`; slot -1 means "not there"
 written. Block offsets are 64-bit: an arena may be larger than 4 GiB.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from hybridkv_ref.kernels import _bits
 from hybridkv_ref.kernels._triton import jit, power_of_two, tl
 from hybridkv_ref.layouts import Page, Place, Vector
 
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 PLAIN = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 
 
@@ -32,9 +34,15 @@ def _field(arena: Tensor, page: Page, place: Place) -> Tensor:
     return arena.as_strided(shape, strides, arena.storage_offset() + place.base)
 
 
-def _fetch(arena: Tensor, slots: Tensor, page: Page, place: Place) -> Tensor:
-    """uint8 [slots, heads, bytes] of one field; `slots` are not negative."""
-    return _field(arena, page, place)[slots // page.entries, slots % page.entries]
+def _fetch(arena: Tensor, at: tuple[Tensor, Tensor], page: Page, place: Place) -> Tensor:
+    """uint8 [n, heads, bytes] of one field at blocks and indices [n].  Moved in the widest words that fit."""
+    offsets = (place.base, place.entry_step, place.head_step, place.nbytes, page.stride)
+    width = math.gcd(8, arena.data_ptr(), arena.storage_offset(), *offsets)
+    words = arena.view(WORDS[width])
+    shape = (arena.shape[0], page.entries, page.heads, place.nbytes // width)
+    steps = (words.stride(0), place.entry_step // width, place.head_step // width, 1)
+    field = words.as_strided(shape, steps, words.storage_offset() + place.base // width)
+    return field[at].view(torch.uint8)
 
 
 def _codes(packed: Tensor, place: Place) -> Tensor:
@@ -71,9 +79,14 @@ def precision(page: Page) -> torch.dtype:
 
 def read(arena: Tensor, slots: Tensor, page: Page, vector: str = "kv") -> Tensor:
     """[slots, heads, dim] in the page's precision of int64 `slots`; zeros where a slot is negative."""
-    parts = page.vector(vector)
     here = slots >= 0
-    at = slots.clamp(min=0)
+    out = read_there(arena, slots.clamp(min=0), page, vector)
+    return out if bool(here.all()) else out.masked_fill_(~here[:, None, None], 0.0)
+
+
+def read_there(arena: Tensor, slots: Tensor, page: Page, vector: str = "kv") -> Tensor:
+    """`read` of slots of which none is negative; nothing in it waits for the device."""
+    parts, at = page.vector(vector), (slots // page.entries, slots % page.entries)
     split = parts.quantised.count if parts.quantised is not None else 0
     out = torch.empty(len(slots), page.heads, parts.dim, dtype=precision(page), device=arena.device)
     if parts.quantised is not None:
@@ -86,7 +99,7 @@ def read(arena: Tensor, slots: Tensor, page: Page, vector: str = "kv") -> Tensor
             torch.mul(_tiled(values, parts.scale.count), scales, out=_tiled(out[..., :split], parts.scale.count))
     if parts.plain is not None:
         out[..., split:] = _fetch(arena, at, page, parts.plain).view(PLAIN[parts.plain.dtype])
-    return out if bool(here.all()) else out.masked_fill_(~here[:, None, None], 0.0)
+    return out
 
 
 def write(arena: Tensor, slots: Tensor, values: Tensor, page: Page, vector: str = "kv") -> None:

@@ -159,6 +159,14 @@ def _kernel(
     store_rows(cache, slot // C.entries, slot % C.entries, slot >= 0, tl.reshape(entry, (1, C.width)), C)
 
 
+def grid(
+    state: Tensor, row_slots: Tensor, positions: Tensor, weight: Tensor | None, rotary: Tensor | None,
+    out_slots: Tensor, cache: Tensor, state_page: Page, page: Page, overlap: int, eps: float = 1e-6,
+) -> tuple[int, ...]:  # fmt: skip
+    """Programs: entries."""
+    return (len(out_slots),)
+
+
 def triton_version(
     state: Tensor, row_slots: Tensor, positions: Tensor, weight: Tensor | None, rotary: Tensor | None,
     out_slots: Tensor, cache: Tensor, state_page: Page, page: Page, overlap: int, eps: float = 1e-6,
@@ -166,7 +174,8 @@ def triton_version(
     """`compress_pool_quant` in Triton: one program per entry."""
     name, unused = "compress_pool_quant", state
     k, s = _pages.codec(name, state_page, "kv"), _pages.codec(name, state_page, "score")
-    _kernel[(len(out_slots),)](
+    programs = grid(state, row_slots, positions, weight, rotary, out_slots, cache, state_page, page, overlap, eps)
+    _kernel[programs](
         state, row_slots, positions, unused if weight is None else weight, unused if rotary is None else rotary,
         out_slots, cache, eps, k, s, _pages.codec(name, page), row_slots.shape[1], overlap,
         weight is not None, 0 if rotary is None else 2 * rotary.shape[2], STREAMED,

@@ -90,10 +90,15 @@ def _kernel(
     tl.store(target.to(tl.pointer_type(tl.int64), bitcast=True) + goal + at, word, mask=there)
 
 
+def grid(source: Tensor, target: Tensor, moves: Tensor, unit: int = 16) -> tuple[int, ...]:
+    """Programs: moves, chunks of a move as long as the shorter stride."""
+    return len(moves), cdiv(min(source.stride(0), target.stride(0)), CHUNK)
+
+
 def triton_version(source: Tensor, target: Tensor, moves: Tensor, unit: int = 16) -> Tensor:
-    """`copy_blocks` in Triton: a grid for moves as long as the shorter stride; shorter ones leave programs idle."""
-    grid = (len(moves), cdiv(min(source.stride(0), target.stride(0)), CHUNK))
-    _kernel[grid](source, target, moves, source.stride(0), target.stride(0), unit, CHUNK // 8)
+    """`copy_blocks` in Triton: one program per chunk; moves shorter than the grid allows leave programs idle."""
+    programs = grid(source, target, moves, unit)
+    _kernel[programs](source, target, moves, source.stride(0), target.stride(0), unit, CHUNK // 8)
     return target
 
 

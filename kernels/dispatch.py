@@ -1,7 +1,13 @@
-"""The one dispatch: CUDA tensors run Triton, CPU tensors run torch. Also the checks of arguments that all share."""
+"""The one dispatch: CUDA tensors run Triton, CPU tensors run torch. Also the checks of arguments that all share.
 
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+While `recorded_by` holds, a `Recorder` stands between dispatch and the chosen version and sees every launch.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,10 +20,30 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class Recorder(Protocol):
+    """Sees launches, and makes them."""
+
+    def launch(self, operation: str, version: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """One call of the version that dispatch chose: run it, and return what it returns."""
+
+
+_recorder: ContextVar[Recorder | None] = ContextVar("hybridkv_recorder", default=None)
+
+
+@contextmanager
+def recorded_by(recorder: Recorder) -> Iterator[None]:
+    """Every launch of this thread goes through `recorder`."""
+    token = _recorder.set(recorder)
+    try:
+        yield
+    finally:
+        _recorder.reset(token)
+
+
 def choose(
     operation: str, torch_version: Callable[P, R], triton_version: Callable[P, R], *tensors: Tensor | None
 ) -> Callable[P, R]:
-    """The version that runs on the device of `tensors` (None entries do not count).
+    """The version for the device of `tensors` (None entries do not count), through the recorder if there is one.
 
     InputError: tensors on two devices, a device that is neither CPU nor CUDA, CUDA without triton.
     """
@@ -25,13 +51,13 @@ def choose(
     if len(devices) != 1:
         raise InputError(f"{operation}:device: tensors on {sorted(map(str, devices))}, one device is needed")
     kind = devices.pop().type
-    if kind == "cpu":
-        return torch_version
-    if kind != "cuda":
+    if kind not in ("cpu", "cuda"):
         raise InputError(f"{operation}:device: {kind} is neither cpu nor cuda")
-    if not _triton.AVAILABLE:
+    if kind == "cuda" and not _triton.AVAILABLE:
         raise InputError(f"{operation}:device: CUDA tensors need triton, which is not installed")
-    return triton_version
+    version = torch_version if kind == "cpu" else triton_version
+    recorder = _recorder.get()
+    return version if recorder is None else partial(recorder.launch, operation, version)
 
 
 def expect(

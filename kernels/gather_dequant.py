@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hybridkv_ref.kernels import _bits, _pages, dispatch
-from hybridkv_ref.kernels._triton import AotCase, cdiv, jit, tl
+from hybridkv_ref.kernels._triton import AotCase, cdiv, jit, power_of_two, tl
 from hybridkv_ref.layouts import Page, load
 
 load_rows, narrow_bf16 = _pages.load_rows, _bits.narrow_bf16
@@ -63,12 +63,22 @@ def _kernel(
         tl.store(out + at, x, mask=inside)
 
 
+def _rows(dim: int) -> int:
+    """Entries that one program widens."""
+    return max(1, TILE // power_of_two(dim))
+
+
+def grid(cache: Tensor, slots: Tensor, out: Tensor, page: Page, vector: str = "kv") -> tuple[int, ...]:
+    """Programs: tiles of entries, heads."""
+    return cdiv(len(slots), _rows(page.vector(vector).dim)), page.heads
+
+
 def triton_version(cache: Tensor, slots: Tensor, out: Tensor, page: Page, vector: str = "kv") -> Tensor:
     """`gather_dequant` in Triton: one program widens up to TILE elements of one head."""
     codec = _pages.codec("gather_dequant", page, vector)
-    rows = max(1, TILE // codec.width)
-    grid = (cdiv(len(slots), rows), page.heads)
-    _kernel[grid](cache, slots, out, len(slots), codec, rows, page.heads, out.dtype is torch.bfloat16)
+    _kernel[grid(cache, slots, out, page, vector)](
+        cache, slots, out, len(slots), codec, _rows(codec.dim), page.heads, out.dtype is torch.bfloat16
+    )
     return out
 
 
@@ -78,7 +88,7 @@ def aot_cases() -> tuple[AotCase, ...]:
     for layout in ("fp8_ds_mla_584", "dsv32_656", "uniform_fp8_512", "index_fp8_132", "index_fp4_68"):
         codec = _pages.codec("gather_dequant", load(layout).page(64))
         arguments = {"cache": "*u8", "slots": "*i64", "out": "*bf16", "n": "i32"}
-        constants = {"C": codec, "N": max(1, TILE // codec.width), "HEADS": 1, "BF16": True}
+        constants = {"C": codec, "N": _rows(codec.dim), "HEADS": 1, "BF16": True}
         aligned = ("cache", "slots", "out")
         cases.append(AotCase(f"gather_dequant[{layout}]", _kernel, arguments, constants, aligned))
     return tuple(cases)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hybridkv_ref.kernels import _pages, dispatch
-from hybridkv_ref.kernels._triton import AotCase, cdiv, jit, tl
+from hybridkv_ref.kernels._triton import AotCase, cdiv, jit, power_of_two, tl
 from hybridkv_ref.layouts import Page, load
 
 load_rows, store_rows = _pages.load_rows, _pages.store_rows
@@ -59,11 +59,20 @@ def _kernel(
     store_rows(cache, slot // C.entries, slot % C.entries, ok, x, C)
 
 
+def _rows(dim: int) -> int:
+    """Rows that one program narrows."""
+    return max(1, TILE // power_of_two(dim))
+
+
+def grid(keys: Tensor, slots: Tensor, cache: Tensor, page: Page) -> tuple[int, ...]:
+    """Programs: tiles of rows."""
+    return (cdiv(len(keys), _rows(page.dim)),)
+
+
 def triton_version(keys: Tensor, slots: Tensor, cache: Tensor, page: Page) -> Tensor:
     """`index_build` in Triton: one program narrows up to TILE elements."""
     codec = _pages.codec("index_build", page)
-    rows = max(1, TILE // codec.width)
-    _kernel[(cdiv(len(keys), rows),)](keys, slots, cache, len(keys), codec, rows)
+    _kernel[grid(keys, slots, cache, page)](keys, slots, cache, len(keys), codec, _rows(codec.dim))
     return cache
 
 
@@ -73,6 +82,6 @@ def aot_cases() -> tuple[AotCase, ...]:
     for layout in ("index_fp8_132", "index_fp4_68", "fp8_ds_mla_584"):
         codec = _pages.codec("index_build", load(layout).page(64))
         arguments = {"keys": "*fp32", "slots": "*i64", "cache": "*u8", "n": "i32"}
-        constants = {"C": codec, "N": max(1, TILE // codec.width)}
+        constants = {"C": codec, "N": _rows(codec.dim)}
         cases.append(AotCase(f"index_build[{layout}]", _kernel, arguments, constants, ("keys", "slots", "cache")))
     return tuple(cases)

@@ -104,16 +104,23 @@ def _kernel(
     tl.store(logits + query * columns + entry, tl.where(ok, score, float("-inf")), mask=entry < columns)
 
 
+def grid(
+    q: Tensor, weights: Tensor, rows: Tensor, visible: Tensor, block_table: Tensor, cache: Tensor, logits: Tensor,
+    page: Page,
+) -> tuple[int, ...]:  # fmt: skip
+    """Programs: queries, tiles of entries."""
+    return len(q), cdiv(logits.shape[1], TILE)
+
+
 def triton_version(
     q: Tensor, weights: Tensor, rows: Tensor, visible: Tensor, block_table: Tensor, cache: Tensor, logits: Tensor,
     page: Page,
 ) -> Tensor:  # fmt: skip
     """`indexer_logits` in Triton: one program scores TILE entries for all heads of one query."""
-    t, heads, _ = q.shape
-    columns = logits.shape[1]
+    heads = q.shape[1]
     codec = _pages.codec("indexer_logits", page)
-    _kernel[(t, cdiv(columns, TILE))](
-        q, weights, rows, visible, block_table, cache, logits, columns, block_table.shape[1],
+    _kernel[grid(q, weights, rows, visible, block_table, cache, logits, page)](
+        q, weights, rows, visible, block_table, cache, logits, logits.shape[1], block_table.shape[1],
         codec, heads, max(16, power_of_two(heads)), TILE, INTERPRETED,
     )  # fmt: skip
     return logits

@@ -117,12 +117,19 @@ def _kernel(
         tl.store(out + at, merged, mask=inside)
 
 
+def grid(
+    partials: Tensor, partial_lse: Tensor, sink: Tensor | None, out: Tensor, lse: Tensor, convention: Lse
+) -> tuple[int, ...]:
+    """Programs: queries, tiles of heads."""
+    return partials.shape[1], cdiv(partials.shape[2], HEADS)
+
+
 def triton_version(
     partials: Tensor, partial_lse: Tensor, sink: Tensor | None, out: Tensor, lse: Tensor, convention: Lse
 ) -> tuple[Tensor, Tensor]:
     """`merge_lse` in Triton: one program merges HEADS heads of one query."""
     parts, t, h, d = partials.shape
-    _kernel[(t, cdiv(h, HEADS))](
+    _kernel[grid(partials, partial_lse, sink, out, lse, convention)](
         partials, partial_lse, partial_lse if sink is None else sink, out, lse, parts, t, h, d, power_of_two(d), HEADS,
         sink is not None, convention.base2, convention.empty, out.dtype is torch.bfloat16,
     )  # fmt: skip

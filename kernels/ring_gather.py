@@ -149,12 +149,19 @@ def _constants(ring: Page, page: Page) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def grid(
+    rings: Tensor, ring_ids: Tensor, starts: Tensor, lengths: Tensor, out: Tensor, ring: Page, page: Page
+) -> tuple[int, ...]:
+    """Programs: rings, tiles of entries, heads."""
+    return len(ring_ids), cdiv(page.entries, ROWS), page.heads
+
+
 def triton_version(
     rings: Tensor, ring_ids: Tensor, starts: Tensor, lengths: Tensor, out: Tensor, ring: Page, page: Page
 ) -> Tensor:
     """`ring_gather` in Triton: one program moves ROWS entries of one head."""
-    grid = (len(ring_ids), cdiv(page.entries, ROWS), page.heads)
-    _kernel[grid](rings, ring_ids, starts, lengths, out, **_constants(ring, page))
+    programs = grid(rings, ring_ids, starts, lengths, out, ring, page)
+    _kernel[programs](rings, ring_ids, starts, lengths, out, **_constants(ring, page))
     return out
 
 

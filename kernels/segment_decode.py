@@ -24,6 +24,8 @@ from hybridkv_ref.layouts import Page, load
 load_rows = _pages.load_rows
 TILE = 16
 """Entries that a program holds at a time, and the unit in which splits share them out."""
+STREAMED = 512
+"""Entries that the torch version holds at a time."""
 MOST_COLUMNS = 512
 """More columns do not fit shared memory and spill: V3.2's 576 run in torch only."""
 _LOG2_E = tl.constexpr(LOG2_E)
@@ -120,24 +122,42 @@ def torch_version(
     cache: Tensor, out: Tensor, lse: Tensor, page: Page, scale: float, convention: Lse,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`segment_decode` on any device that torch knows; each query by itself, so no result depends on the batch."""
-    key, value = vectors(page)
     out.zero_()
     lse.fill_(convention.empty)
+    wide = _pages.precision(page)
     for split in range(len(out)):
         for t in range(len(q)):
             slots = _seen(t, split, len(out), rows, entries, first, count, block_table, page)
-            if not len(slots):
-                continue
-            k = _pages.read(cache, slots, page, key).transpose(0, 1)  # [page heads, n, D]
-            v = k if value == key else _pages.read(cache, slots, page, value).transpose(0, 1)
-            asked = q[t].to(k.dtype).view(page.heads, -1, q.shape[2]) * scale
-            scores = asked @ k.transpose(1, 2)
-            top = scores.amax(-1, keepdim=True)
-            share = (scores - top).exp_()
-            total = share.sum(-1, keepdim=True)
-            out[split, t] = ((share @ v) / total).view(q.shape[1:])
-            lse[split, t] = convention.from_natural((top + total.log()).flatten())
+            if len(slots):
+                asked = q[t].to(wide).view(page.heads, -1, q.shape[2]) * scale
+                result, log = _streamed(asked, slots, cache, page)
+                out[split, t] = result.view(q.shape[1:])
+                lse[split, t] = convention.from_natural(log.flatten())
     return out, lse
+
+
+def _streamed(asked: Tensor, slots: Tensor, cache: Tensor, page: Page) -> tuple[Tensor, Tensor]:
+    """[page heads, group, D] and natural [page heads, group, 1] of scaled queries over entries that are all there.
+
+    STREAMED entries at a time through a running softmax: widened entries stay in the CPU's cache between the products.
+    """
+    key, value = vectors(page)
+    result = total = top = asked.new_zeros(())
+    for low in range(0, len(slots), STREAMED):
+        part = slots[low : low + STREAMED]
+        k = _pages.read_there(cache, part, page, key).transpose(0, 1)  # [page heads, n, D]
+        v = k if value == key else _pages.read_there(cache, part, page, value).transpose(0, 1)
+        scores = asked @ k.transpose(1, 2)
+        highest = scores.amax(-1, keepdim=True)
+        if low:
+            highest = torch.maximum(highest, top)
+            kept = (top - highest).exp_()
+            result, total = result.mul_(kept), total.mul_(kept)
+        share = (scores - highest).exp_()
+        result = result.baddbmm_(share, v) if low else share @ v
+        total = total + share.sum(-1, keepdim=True)
+        top = highest
+    return result / total, top + total.log()
 
 
 @jit
@@ -200,16 +220,23 @@ def _kernel(
     tl.store(out + at[:, None] * V.dim + wide[None, :], result / whole[:, None], mask=inside)
 
 
+def grid(
+    q: Tensor, rows: Tensor, entries: Tensor | None, first: Tensor | None, count: Tensor, block_table: Tensor,
+    cache: Tensor, out: Tensor, lse: Tensor, page: Page, scale: float, convention: Lse,
+) -> tuple[int, ...]:  # fmt: skip
+    """Programs: queries, blocks of heads of one page head, splits."""
+    group = q.shape[1] // page.heads
+    return len(q), page.heads * cdiv(group, _heads(group, _major(q))), len(out)
+
+
 def triton_version(
     q: Tensor, rows: Tensor, entries: Tensor | None, first: Tensor | None, count: Tensor, block_table: Tensor,
     cache: Tensor, out: Tensor, lse: Tensor, page: Page, scale: float, convention: Lse,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`segment_decode` in Triton: one program per query, split, and block of heads of one page head."""
-    t, h, _ = q.shape
-    major = 9 if INTERPRETED else torch.cuda.get_device_capability(q.device)[0]
-    constants = _constants(page, h, convention, entries is not None, major)
-    grid = (t, page.heads * constants["PARTS"], len(out))
-    _kernel[grid](
+    major = _major(q)
+    constants = _constants(page, q.shape[1], convention, entries is not None, major)
+    _kernel[grid(q, rows, entries, first, count, block_table, cache, out, lse, page, scale, convention)](
         q, rows, count if entries is None else entries, count if first is None else first, count, block_table, cache,
         out, lse, scale, 0 if entries is None else entries.shape[1], block_table.shape[1],
         **constants, num_warps=_warps(major),
@@ -217,17 +244,27 @@ def triton_version(
     return out, lse
 
 
+def _major(q: Tensor) -> int:
+    """Major compute capability of the query's GPU; without one, that of the H200."""
+    return torch.cuda.get_device_capability(q.device)[0] if q.is_cuda else 9
+
+
+def _heads(group: int, major: int) -> int:
+    """Heads of a program: from sm_90 on the tensor cores want 64 rows at once; on sm_80 so many heads spill."""
+    return min(64 if major >= 9 else 16, max(16, power_of_two(group)))
+
+
 def _warps(major: int) -> int:
     return 8 if major >= 9 else 4
 
 
 def _constants(page: Page, heads: int, convention: Lse, listed: bool, major: int) -> dict[str, Any]:
-    """Compile-time constants. From sm_90 on the tensor cores want 64 rows at once; on sm_80 so many heads spill."""
+    """Compile-time constants."""
     key, value = vectors(page)
     if page.dim > MOST_COLUMNS:
         raise InputError(f"segment_decode:page: {page.dim} columns, the Triton kernel holds {MOST_COLUMNS} at most")
     group = heads // page.heads
-    block = min(64 if major >= 9 else 16, max(16, power_of_two(group)))
+    block = _heads(group, major)
     return {
         "K": _pages.codec("segment_decode", page, key), "V": _pages.codec("segment_decode", page, value),
         "SHARED": key == value, "LISTED": listed, "H": heads, "GROUP": group, "PARTS": cdiv(group, block),

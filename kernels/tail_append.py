@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hybridkv_ref.kernels import _pages, dispatch
-from hybridkv_ref.kernels._triton import AotCase, cdiv, jit, tl
+from hybridkv_ref.kernels._triton import AotCase, cdiv, jit, power_of_two, tl
 from hybridkv_ref.layouts import Page, load
 
 store_rows = _pages.store_rows
@@ -82,14 +82,26 @@ def _kernel(
     store_rows(state, block, index, ok, total, S)
 
 
+def _rows(dim: int) -> int:
+    """State rows that one program stores."""
+    return max(1, TILE // power_of_two(dim))
+
+
+def grid(
+    kv: Tensor, score: Tensor, bias: Tensor | None, positions: Tensor, slots: Tensor, state: Tensor, page: Page
+) -> tuple[int, ...]:
+    """Programs: tiles of rows."""
+    return (cdiv(len(slots), _rows(page.dim)),)
+
+
 def triton_version(
     kv: Tensor, score: Tensor, bias: Tensor | None, positions: Tensor, slots: Tensor, state: Tensor, page: Page
 ) -> Tensor:
     """`tail_append` in Triton: one program stores a few rows."""
     k, s = _pages.codec("tail_append", page, "kv"), _pages.codec("tail_append", page, "score")
-    rows, ratio = max(1, TILE // k.width), 0 if bias is None else len(bias)
-    unused = kv if bias is None else bias
-    _kernel[(cdiv(len(slots), rows),)](kv, score, unused, positions, slots, state, len(slots), k, s, rows, ratio)
+    unused, ratio = (kv, 0) if bias is None else (bias, len(bias))
+    programs = grid(kv, score, bias, positions, slots, state, page)
+    _kernel[programs](kv, score, unused, positions, slots, state, len(slots), k, s, _rows(k.dim), ratio)
     return state
 
 
@@ -101,7 +113,7 @@ def aot_cases() -> tuple[AotCase, ...]:
         k, s = _pages.codec("tail_append", page, "kv"), _pages.codec("tail_append", page, "score")
         floats = dict.fromkeys(("kv", "score", "bias"), "*fp32")
         arguments = floats | {"positions": "*i64", "slots": "*i64", "state": "*u8", "n": "i32"}
-        constants = {"K": k, "S": s, "N": max(1, TILE // k.width), "RATIO": ratio}
+        constants = {"K": k, "S": s, "N": _rows(k.dim), "RATIO": ratio}
         aligned = ("kv", "score", "bias", "positions", "slots", "state")
         cases.append(AotCase(f"tail_append[{kind}]", _kernel, arguments, constants, aligned))
     return tuple(cases)

@@ -119,9 +119,14 @@ def _kernel(
         tl.store(chosen + place, tl.full((N,), -1, tl.int32), mask=(place >= written) & (place < K))
 
 
+def grid(logits: Tensor, visible: Tensor, chosen: Tensor) -> tuple[int, ...]:
+    """Programs: queries."""
+    return (len(logits),)
+
+
 def triton_version(logits: Tensor, visible: Tensor, chosen: Tensor) -> Tensor:
     """`topk_select` in Triton: one program per query."""
-    _kernel[(len(logits),)](logits, visible, chosen, logits.shape[1], chosen.shape[1], CHUNK)
+    _kernel[grid(logits, visible, chosen)](logits, visible, chosen, logits.shape[1], chosen.shape[1], CHUNK)
     return chosen
 
 

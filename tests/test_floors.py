@@ -26,7 +26,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("recovery", "kernels"),
     ("allocator", "oracle", "simulation"),
     ("adapters", "decoder"),
-    ("front", "conformance"),
+    ("graphs",),
+    ("front", "conformance", "gpu_check"),
 )
 
 # Names inside the package; "" is the package itself.
@@ -128,13 +129,16 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "kernels._pages",
         "kernels._triton",
         "kernels.aot",
+        "kernels.cases",
         "kernels.compress_pool_quant",
         "kernels.copy_blocks",
         "kernels.dispatch",
         "kernels.gather_dequant",
         "kernels.index_build",
         "kernels.indexer_logits",
+        "kernels.judged",
         "kernels.merge_lse",
+        "kernels.random_cases",
         "kernels.ring_gather",
         "kernels.segment_decode",
         "kernels.tail_append",
@@ -196,6 +200,20 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "decoder_store",
         "decoder_weights",
     ),
+    "graphs": ("batch_memory", "batch_step", "graphs", "launch_plan"),
+    "gpu_check": (
+        "gpu_check",
+        "gpu_check.__main__",
+        "gpu_check.baselines",
+        "gpu_check.bench",
+        "gpu_check.exactness",
+        "gpu_check.graph_part",
+        "gpu_check.inputs",
+        "gpu_check.offload",
+        "gpu_check.plot",
+        "gpu_check.records",
+        "gpu_check.speed",
+    ),
     "conformance": (
         "conformance",
         "conformance.capabilities",
@@ -240,7 +258,7 @@ ONLY = {"kernels": {"errors", "paths", "layouts"}}  # kernels know tensors, not 
 LIBRARIES = {
     "hypothesis": {"conformance"},
     "networkx": {"model_checks"},
-    "torch": {"adapters", "allocator", "decoder", "kernels", "conformance"},
+    "torch": {"adapters", "allocator", "decoder", "gpu_check", "graphs", "kernels", "conformance"},
     "triton": {"kernels"},
     "z3": {"model_checks"},
 }

@@ -45,7 +45,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def package_files(source: Path) -> set[str]:
     """The files that every distribution must have, by their path in it."""
-    own = ("hybridkv_ref", "hybridkv_ref/adapters", "hybridkv_ref/allocator", "hybridkv_ref/conformance")
+    folders = ("adapters", "allocator", "conformance", "gpu_check")
+    own = ("hybridkv_ref", *(f"hybridkv_ref/{folder}" for folder in folders))
     real = {path.relative_to(source) for folder in own for path in (source / folder).glob("*.py")}
     real |= {Path("hybridkv_ref/py.typed")}
     spec = [("spec", suffix) for suffix in (".toml", ".md", ".jsonl")]

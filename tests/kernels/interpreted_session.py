@@ -9,10 +9,13 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from launched import step_launches
 
 from hybridkv_ref import layouts
+from hybridkv_ref.gpu_check.inputs import VARIANTS, Variant, source
 from hybridkv_ref.kernels import OPERATIONS, _pages, _triton, operation
 from hybridkv_ref.kernels._lse import Lse
+from hybridkv_ref.kernels.judged import JUDGES
 
 
 def test_this_is_the_interpreter() -> None:
@@ -24,7 +27,7 @@ def test_this_is_the_interpreter() -> None:
 @given(data=st.data())
 def test_operation(name: str, data: st.DataObject) -> None:
     module = operation(name)
-    kernel_cases.check(module, module.triton_version, kernel_cases.BUILDERS[name](data.draw))
+    kernel_cases.check(module, module.triton_version, kernel_cases.build(name, data))
 
 
 @pytest.mark.parametrize("layout", kernel_cases.ENTRY_LAYOUTS)
@@ -91,3 +94,21 @@ def test_blocks_lie_beyond_four_gib() -> None:
         Lse.FLASHMLA,
     )  # fmt: skip
     assert torch.allclose(partial[0, 0, 0].double(), expected[0], rtol=2 * kernel_cases.EPS, atol=0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: f"{variant.operation}: {variant.name}")
+def test_variant_of_the_gpu_check(variant: Variant) -> None:
+    """As DeepSeek-V4 calls it: real head sizes and strides, few items."""
+    arguments, _ = variant.build(source(torch.device("cpu")), variant.few)
+    module = operation(variant.operation)
+    kernel_cases.check(module, module.triton_version, JUDGES[variant.operation](arguments))
+
+
+@pytest.mark.parametrize("tokens", [8, 14])
+def test_every_launch_of_a_decode_step(tokens: int) -> None:
+    """With the shapes, slots, gaps and padding that a batched step really has: one that folds, one that does not."""
+    seen = set()
+    for _, name, arguments in step_launches(tokens):
+        seen.add(name)
+        kernel_cases.check(operation(name), operation(name).triton_version, JUDGES[name](arguments))
+    assert seen == set(OPERATIONS) - {"copy_blocks", "ring_gather"}

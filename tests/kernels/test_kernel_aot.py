@@ -17,7 +17,7 @@ CHECKOUT = Path(__file__).parents[2]
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
 
 CONTROLS = """
-import json
+import contextlib, io, json
 from hybridkv_ref import layouts
 from hybridkv_ref.kernels import aot, compress_pool_quant, copy_blocks, segment_decode
 
@@ -30,7 +30,13 @@ cases = {
     "broken": segment_decode.aot_case("tile_24", page, 64, True, major=9, tile=24),
     "good": copy_blocks.aot_case("good"),
 }
-print(json.dumps({name: aot.check(case, 90).faults for name, case in cases.items()}))
+faults = {name: aot.check(case, 90).faults for name, case in cases.items()}
+for name in ("good", "narrow_unit"):
+    aot.cases = lambda only: [cases["good"], cases[name]]
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        status = aot.main(["--arch", "90"])
+    faults[f"main, {name}"] = [f"status {status}", f"{told.getvalue().count('FAIL')} failed"]
+print(json.dumps(faults))
 """
 
 
@@ -70,6 +76,11 @@ def test_a_good_kernel_passes(controls: dict[str, list[str]]) -> None:
     assert controls["good"] == []
 
 
+def test_one_bad_kernel_is_the_exit_status(controls: dict[str, list[str]]) -> None:
+    assert controls["main, good"] == ["status 0", "0 failed"]
+    assert controls["main, narrow_unit"] == ["status 1", "1 failed"]
+
+
 def test_every_kernel_passes_on_sm_90(tmp_path: Path) -> None:
     check_all(tmp_path, "90")
 
@@ -77,6 +88,21 @@ def test_every_kernel_passes_on_sm_90(tmp_path: Path) -> None:
 @pytest.mark.deep
 def test_every_kernel_passes_on_all(tmp_path: Path) -> None:
     check_all(tmp_path, "80", "90", "100")
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_every_launch_of_a_step_and_of_the_gpu_check_compiles(arch: int) -> None:
+    """With the shapes and constants of the call, not those that the operation's own cases choose."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("launched.py")), str(arch)],
+        env={**ENVIRONMENT, "PYTHONPATH": os.pathsep.join((str(CHECKOUT), ENVIRONMENT.get("PYTHONPATH", "")))},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    faults: dict[str, list[str]] = json.loads(done.stdout)
+    assert {launch.split("[")[0] for launch in faults} == set(OPERATIONS)
+    assert {launch: found for launch, found in faults.items() if found} == {}
 
 
 def check_all(folder: Path, *architectures: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="the kernels compute with torch")
 pytest.importorskip("triton", reason="the interpreter is Triton's")
 
+from hybridkv_ref.gpu_check.inputs import VARIANTS
 from hybridkv_ref.kernels import OPERATIONS
 
 FOLDER = Path(__file__).parent
@@ -21,6 +22,8 @@ TESTS = (
     *(f"test_stored_bytes_equal_those_of_torch[{name}]" for name in LAYOUTS),
     "test_topk_ties_across_chunks",
     "test_blocks_lie_beyond_four_gib",
+    *(f"test_variant_of_the_gpu_check[{variant.operation}: {variant.name}]" for variant in VARIANTS),
+    *(f"test_every_launch_of_a_decode_step[{tokens}]" for tokens in (8, 14)),
 )
 
 
