@@ -536,6 +536,9 @@ def test_a_tier_takes_only_what_it_can_give_back(tmp_path: Path) -> None:
     tables = rowless("recurrent_state", "restore_begin")
     for asks in (True, False):
         allocator = make(tmp_path / str(asks), tables=tables)
+        group = GEOMETRY.group("state")
+        assert group.index not in allocator.tiers.out
+        allocator.tiers.out[group.index] = allocator.ledger.kernel(allocator.ledger.event_id(group.kind, "spill_begin"))
         with nullcontext() if asks else patch.object(Objects, "restores", lambda self, group: True):
             assert tier_without_a_way_back(allocator) is asks
         allocator.close()
