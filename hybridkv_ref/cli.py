@@ -101,10 +101,9 @@ def parser() -> argparse.ArgumentParser:
 
     sub = command("events", commands.cmd_events)
     sub.add_argument("input", help="JSON Lines or frames in a file, or a ZMQ address: tcp://127.0.0.1:5557")
-    sub.add_argument("--format", required=True, choices=("vllm",), help="whose events")
+    sub.add_argument("--format", required=True, metavar="ENGINE", help="whose events: a file of spec/engines")
     sub.add_argument("--out", type=Path, metavar="FILE", help="write the trace, for hybridkv validate")
     sub.add_argument("--idle", type=float, default=5.0, metavar="SECONDS", help="end after so long without a batch")
-    sub.add_argument("--topic", default="", help="subscribe to this topic only")
     sub.add_argument("--show", type=int, default=20, metavar="N", help="refusals to print")
     return top
 

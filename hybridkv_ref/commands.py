@@ -240,10 +240,9 @@ def cmd_events(args: argparse.Namespace) -> int:
 
     stream = EventStream(args.format, args.spec)
     judge, kept = StreamJudge(stream), []
-    live = "://" in args.input
     batches = (
-        ((b, place, seq) for b, place, seq, _ in live_batches(args.input, args.idle, args.topic))
-        if live
+        live_batches(args.input, args.idle)
+        if "://" in args.input
         else ((b, place, -1) for b, place in read_batches(Path(args.input)))
     )
     for batch, place, seq in batches:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from hybridkv_ref.errors import InputError
+from hybridkv_ref.events import GroupSpec
 from hybridkv_ref.loader import load_tables
 from hybridkv_ref.models import Model
 from hybridkv_ref.need_functions import NeedFunction, check_params, compile_form, runtime_form
@@ -84,6 +85,13 @@ def cache_group(name: str, kind: str, unit: int, params: Mapping[str, int], spec
         raise InputError(f"{name}:unit: expected at least 1 token, got {unit}")
     entry = _entry(kind, spec)
     return Group(name, kind, unit, dict(params), entry.miss, entry.exact, need_function(kind, params, spec))
+
+
+def group_of(group: GroupSpec, spec: Path = SPEC_DIR) -> Group:
+    """The group that the header of a trace describes; InputError as ``cache_group``."""
+    geometry = {"ratio": group.ratio, "halo": group.halo, "window": group.window}
+    params = {name: geometry[name] for name in _entry(group.kind, spec).params}
+    return cache_group(group.name, group.kind, group.block, params, spec)
 
 
 def from_model(model: Model, spec: Path = SPEC_DIR) -> tuple[Group, ...]:

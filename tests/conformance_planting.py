@@ -5,7 +5,6 @@ allocator does what it may not.
 """
 
 import dataclasses
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,8 +27,6 @@ PARAMETERS: dict[str, dict[str, int]] = {
     "tight": {"device_bytes": 5_000, "host_bytes": 5_000},
     "roomy": {"device_bytes": 40_000, "host_bytes": 60_000},
 }
-PATIENCE = 8
-"""Seconds after which an engine with a fault is said to hang."""
 
 
 class Found(BaseException):
@@ -113,18 +110,11 @@ class Outcome:
     seconds: float
 
 
-def _hangs(number: int, frame: object) -> None:
-    raise TimeoutError(f"hangs for {PATIENCE} s")
-
-
 @contextmanager
 def planted(mutant: Mutant) -> Iterator[None]:
     """The fault is there."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(gate, "PATIENCE", 2.0))
-        stack.callback(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, _hangs))
-        stack.callback(signal.setitimer, signal.ITIMER_REAL, 0)
-        signal.setitimer(signal.ITIMER_REAL, PATIENCE, 1)
         mutant.plant(stack)
         yield
 

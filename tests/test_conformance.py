@@ -14,10 +14,10 @@ import pytest
 from conformance_tools import CHECKOUT, ENGINES, PLUGIN, environment, report, suite
 
 from hybridkv_ref.conformance.capabilities import Profile, load_suite
-from hybridkv_ref.conformance.engine import Abort, Begin, Complete, Evict, Finish, Pool, Schedule
+from hybridkv_ref.conformance.engine import Abort, Begin, Complete, Evict, Finish, Pool, Schedule, Store
 from hybridkv_ref.conformance.engines import aware, simple, speculative
 from hybridkv_ref.conformance.loading import load_engine, load_gaps, load_profile
-from hybridkv_ref.conformance.lockstep import Lockstep, full_header, replay
+from hybridkv_ref.conformance.lockstep import ENOUGH, Lockstep, full_header, replay
 from hybridkv_ref.conformance.machine import prompt, run_histories
 from hybridkv_ref.conformance.process import EngineError, ProcessEngine
 from hybridkv_ref.conformance.records import Report, schema
@@ -169,6 +169,27 @@ def test_a_history_is_the_same_when_it_is_replayed() -> None:
     run_histories(engine, header, SHORT, seen.append)
     for history in seen:
         assert replay(engine, header, history.history).events == history.events
+
+
+def test_an_engine_that_stores_without_end_is_left() -> None:
+    class Endless(GroupAwareEngine):
+        def __init__(self) -> None:
+            super().__init__(GROUPS)
+            self.capabilities = (*self.capabilities, "transfers")
+
+        def store(self) -> bool:
+            return True
+
+        def load(self, req: str, tokens: tuple[int, ...], salt: str) -> bool:
+            return True
+
+        def transfer(self, ok: bool) -> bool:
+            return True
+
+    engine, seen = Endless(), []
+    run_histories(engine, full_header(engine), Profile("", 1, 1, 0, True), seen.append)
+    assert seen
+    assert all(sum(isinstance(o, Store) for o in one.history) >= ENOUGH for one in seen)
 
 
 def test_operations_that_make_no_sense_are_passed_over() -> None:

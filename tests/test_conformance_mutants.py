@@ -26,7 +26,9 @@ def test_a_planted_fault_is_found_by_its_rule(name: str) -> None:
 @pytest.mark.parametrize("key", [key for key in PARAMETERS if key != "small"])
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_fault_is_found_under_every_parameter(name: str, key: str) -> None:
-    assert hunt(MUTANTS[name], PARAMETERS[key]) is not None
+    found = hunt(MUTANTS[name], PARAMETERS[key])
+    assert found is not None
+    assert MUTANTS[name].rule in found.rules, found.message
 
 
 @pytest.mark.parametrize("key", PARAMETERS)

@@ -3,6 +3,7 @@
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conformance_tools import CHECKOUT, report, suite
@@ -17,14 +18,14 @@ def adapter() -> str:
     return found.group(1)
 
 
-def run(folder: Path, code: str) -> dict[str, str]:
-    """The result of each rule."""
+def run(folder: Path, code: str) -> dict[str, Any]:
+    """The whole report; the run of pytest passed if it did."""
     shutil.copy(TOY, folder / "block_manager.py")
     options = ("--hybridkv-engine", "my_engine:MyEngine", "--hybridkv-profile", "ci", "--hybridkv-report", "out")
     done = suite(folder, *options, files={"my_engine.py": code})
     found = report(folder / "out")
     assert (done.returncode == 0) == (found["verdict"] == "pass"), done.stdout
-    return {rule: verdict["result"] for rule, verdict in found["rules"].items()}
+    return found
 
 
 def test_the_adapter_has_as_many_lines_as_the_title_says() -> None:
@@ -33,7 +34,12 @@ def test_the_adapter_has_as_many_lines_as_the_title_says() -> None:
 
 
 def test_the_adapter_passes(tmp_path: Path) -> None:
-    assert "fail" not in run(tmp_path, adapter()).values()
+    assert run(tmp_path, adapter())["verdict"] == "pass"
+
+
+def test_an_adapter_that_cannot_even_begin_does_not_pass(tmp_path: Path) -> None:
+    found = run(tmp_path, adapter().replace("def reset(self):", "def reset(self):\n        raise OSError"))
+    assert (found["verdict"], found["error"]) == ("fail", "reset raised OSError: ")
 
 
 @pytest.mark.parametrize(
@@ -48,4 +54,4 @@ def test_the_adapter_passes(tmp_path: Path) -> None:
 def test_a_line_that_is_wrong_is_found(line: str, instead: str, rule: str, tmp_path: Path) -> None:
     code = adapter()
     assert line in code
-    assert run(tmp_path, code.replace(line, instead))[rule] == "fail"
+    assert run(tmp_path, code.replace(line, instead))["rules"][rule]["result"] == "fail"

@@ -210,7 +210,14 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "conformance.test_rules",
         "table_rules",
     ),
-    "adapters": ("adapters", "adapters.event_stream", "adapters.vllm", "adapters.vllm_build"),
+    "adapters": (
+        "adapters",
+        "adapters.event_stream",
+        "adapters.vllm",
+        "adapters.vllm_build",
+        "adapters.vllm_features",
+        "adapters.vllm_index",
+    ),
     "front": ("", "cli", "commands", "terminal"),
 }
 

@@ -7,6 +7,7 @@ and go as a multiset, and a span of tokens is covered by the blocks that announc
 announced, so each gets an oracle of its own.
 
 Who joins late, or lost a batch, does not know every entry: from there on removals of unknown entries are not told.
+Nobody is told of groups otherwise than by their entries: without one, a removal in a whole stream cannot be read.
 """
 
 from collections import Counter
@@ -22,9 +23,10 @@ from hybridkv_ref.events import Engine, Event, GroupSpec, Header, KeyPublish, Ke
 from hybridkv_ref.oracle import Oracle
 from hybridkv_ref.oracle_records import Refusal
 from hybridkv_ref.paths import SPEC_DIR
+from hybridkv_ref.recovery import group_of
 from hybridkv_ref.spec_files import read_toml
 
-FORMATS = ("vllm",)
+FOLDER = "engines"
 LONGEST = 1 << 28
 """Bytes of one frame; a longer one is taken for a file that is none of frames."""
 
@@ -50,6 +52,18 @@ _POSITIONS = {
 """Fields by position, of releases that publish events as arrays."""
 
 
+def formats(spec: Path = SPEC_DIR) -> list[str]:
+    """The engines whose events can be read: each has a file that maps its words."""
+    return sorted(path.stem for path in (spec / FOLDER).glob("*.toml"))
+
+
+def _rank(value: Any, place: str) -> str:
+    """The instance of a data-parallel rank; rank 0 is one, no rank is none."""
+    if not isinstance(value, int | None):
+        raise InputError(f"{place}: data_parallel_rank: expected a number, got {value!r}")
+    return "" if value is None else str(value)
+
+
 def _key(value: Any, place: str) -> str:
     if not isinstance(value, bytes | int | str):
         raise InputError(f"{place}: block_hashes: expected bytes, a number or a text, got {value!r}")
@@ -67,9 +81,10 @@ class EventStream:
     gaps: int = 0
 
     def __post_init__(self) -> None:
-        if self.form not in FORMATS:
-            raise InputError(f"--format {self.form}: no such format (known: {', '.join(FORMATS)})")
-        self.maps: Any = read_toml(self.spec / f"engines/{self.form}.toml", f"engines/{self.form}.toml")
+        if self.form not in (known := formats(self.spec)):
+            raise InputError(f"--format {self.form}: no such format (known: {', '.join(known)})")
+        self.file = f"{FOLDER}/{self.form}.toml"
+        self.maps: Any = read_toml(self.spec / self.file, self.file)
         self.live: Counter[tuple[str, int, str, str]] = Counter()
         self.next: dict[str, int] = {}
         self.partly: set[str] = set()
@@ -78,10 +93,9 @@ class EventStream:
         """The events of one decoded batch, or of one event; ``seq``: its number in a live stream."""
         rank, events = "", [batch]
         if isinstance(batch, list) and len(batch) >= 2 and isinstance(batch[1], list) and not isinstance(batch[0], str):
-            events, rank = batch[1], str(batch[2]) if len(batch) > 2 and batch[2] is not None else ""
+            events, rank = batch[1], _rank(batch[2] if len(batch) > 2 else None, place)
         elif isinstance(batch, dict) and "events" in batch:
-            rank = str(batch.get("data_parallel_rank") or "")
-            events = batch["events"]
+            events, rank = batch["events"], _rank(batch.get("data_parallel_rank"), place)
         if seq >= 0:
             if seq != self.next.get(rank, 0):
                 self.gaps += 1
@@ -125,8 +139,10 @@ class EventStream:
                 self.live[rank, index, tier, key] = known - 1
             else:
                 del self.live[rank, index, tier, key]
-            if index not in self.groups or (not known and rank in self.partly):
+            if not known and rank in self.partly:
                 self.untold += 1
+            elif index not in self.groups:
+                raise InputError(f"{place}: {name}: group_idx: no entry of group {index} was ever stored")
             else:
                 yield KeyRemove(self.groups[index].name, [key], tier=tier, instance=rank)
 
@@ -134,9 +150,18 @@ class EventStream:
         if index not in self.groups:
             if e.block_size < 1:
                 raise InputError(f"{place}: block_size: expected at least 1 token, got {e.block_size}")
-            kind = self.maps["announced"].get(e.kv_cache_spec_kind or "", self.maps["announced"][""])
-            window = e.kv_cache_spec_sliding_window or 0
-            self.groups[index] = GroupSpec(f"group{index}", kind, e.block_size, window=window)
+            kinds, said = self.maps["announced"], e.kv_cache_spec_kind or ""
+            if said not in kinds:
+                known = ", ".join(filter(None, kinds))
+                raise InputError(f"{place}: kv_cache_spec_kind: '{said}' is none of {self.file} (known: {known})")
+            group = GroupSpec(
+                f"group{index}", kinds[said], e.block_size, window=e.kv_cache_spec_sliding_window or 0
+            )  # fmt: skip
+            try:
+                group_of(group, self.spec)
+            except InputError as error:
+                raise InputError(f"{place}: BlockStored: {error}") from None
+            self.groups[index] = group
         return self.groups[index]
 
     def header(self, groups: Iterable[GroupSpec]) -> Header:
@@ -199,15 +224,15 @@ def decode(payload: bytes, place: str) -> Any:
         raise InputError(f"{place}: {error}") from None
 
 
-def live_batches(address: str, idle: float, topic: str = "") -> Iterator[tuple[Any, str, int, bytes]]:
-    """(batch, place, sequence number, payload) from a ZMQ publisher, until nothing came for ``idle`` seconds."""
+def live_batches(address: str, idle: float) -> Iterator[tuple[Any, str, int]]:
+    """(batch, place, sequence number) from a ZMQ publisher, until nothing came for ``idle`` seconds."""
     try:
         import zmq
     except ImportError:
         raise InputError(f"{address}: reading live needs pyzmq") from None
     context = zmq.Context()
     socket = context.socket(zmq.SUB)
-    socket.setsockopt_string(zmq.SUBSCRIBE, topic)
+    socket.setsockopt_string(zmq.SUBSCRIBE, "")
     try:
         socket.connect(address)
         while socket.poll(int(idle * 1000)):
@@ -215,7 +240,7 @@ def live_batches(address: str, idle: float, topic: str = "") -> Iterator[tuple[A
             if len(frames) != 3 or len(frames[1]) != 8:
                 raise InputError(f"{address}: expected (topic, sequence number, batch), got {len(frames)} frames")
             seq = int.from_bytes(frames[1], "big")
-            yield decode(frames[2], f"{address}:{seq}"), f"{address}:{seq}", seq, frames[2]
+            yield decode(frames[2], f"{address}:{seq}"), f"{address}:{seq}", seq
     except zmq.ZMQError as error:
         raise InputError(f"{address}: {error}") from None
     finally:

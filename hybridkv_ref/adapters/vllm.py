@@ -8,61 +8,25 @@ Nothing here says what is legal.
 Hidden from the manager, and told as follows: a step is done when the caller's computed position, less what it says is
 in flight, has passed it, or when the caller frees the request. Tokens that a connector delivers are a transfer from a
 peer where caching is delayed, else a step that writes. Blocks lent twice under several groups count once per group.
-Entries of a part of a block (``Attached.parts`` counts them) are not told: the events know whole blocks only.
+Entries of a part of a block (``Attached.index`` counts them) are not told: the events know whole blocks only.
 """
 
 import inspect
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hybridkv_ref import events as ev
-from hybridkv_ref.errors import InputError
+from hybridkv_ref.adapters.vllm_features import call_names, missing_features
+from hybridkv_ref.adapters.vllm_index import WatchedIndex
 from hybridkv_ref.events import Event, Header
 from hybridkv_ref.paths import SPEC_DIR
-from hybridkv_ref.recovery import Group, cache_group, entries
+from hybridkv_ref.recovery import group_of
 
 CLAIMS = ("blocks", "reuse", "index", "steps", "in_order")
 """What a trace of this adapter shows."""
-
-NEEDED: dict[str, tuple[str, ...]] = {
-    "get_computed_blocks": ("request",),
-    "allocate_slots": ("request", "num_new_tokens", "num_new_computed_tokens", "new_computed_blocks"),
-    "free": ("request",),
-    "take_events": (),
-}
-OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
-    "delayed caching of external tokens": {
-        "allocate_slots": ("num_external_computed_tokens", "delay_cache_blocks"),
-        "cache_blocks": ("request", "num_computed_tokens"),
-    },
-    "look-ahead": {"allocate_slots": ("num_lookahead_tokens",)},
-    "admission of whole sequences": {"allocate_slots": ("full_sequence_must_fit",)},
-    "eviction by block": {"evict_blocks": ("block_ids",)},
-    "reset": {"reset_prefix_cache": ()},
-    "sliding outside of an allocation": {"remove_skipped_blocks": ("request_id",)},
-    "same-step hits of states": {"new_step_starts": ()},
-}
-
-
-def _lacks(cls: type, calls: dict[str, tuple[str, ...]]) -> list[str]:
-    missing = []
-    for name, parameters in calls.items():
-        call = getattr(cls, name, None)
-        known = inspect.signature(call).parameters if call is not None else {}
-        missing += [name] if call is None else [f"{name}({p})" for p in parameters if p not in known]
-    return missing
-
-
-def missing_features(cls: type) -> dict[str, list[str]]:
-    """What a manager's class lacks, calls or parameters by feature; InputError where it cannot be watched at all."""
-    if lacking := _lacks(cls, NEEDED):
-        raise InputError(
-            f"{cls.__module__}.{cls.__qualname__}: not a manager that can be watched: no {', '.join(lacking)}"
-        )
-    return {feature: lost for feature, calls in OPTIONAL.items() if (lost := _lacks(cls, calls))}
 
 
 @dataclass(slots=True)
@@ -82,25 +46,17 @@ class Attached:
     """Watches one manager and tells ``sink`` each event. ``missing`` names what this release cannot show."""
 
     def __init__(self, manager: Any, header: Header, sink: Callable[[Event], object], spec: Path = SPEC_DIR) -> None:
-        from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
-
         self.manager, self.header, self.sink = manager, header, sink
         self.missing = missing_features(type(manager))
         self.unit, self.names, self.pool = header.unit, [g.name for g in header.groups], manager.block_pool
-        self.key: Callable[[Any], str] = lambda found: _text(maybe_convert_block_hash(get_block_hash(found)))
-        params = entries(spec)[1]
-        self.needs: list[Group] = []
-        for g in header.groups:
-            known = {"ratio": g.ratio, "halo": g.halo, "window": g.window}
-            self.needs.append(cache_group(g.name, g.kind, g.block, {p: known[p] for p in params[g.kind].params}, spec))
+        self.needs = [group_of(g, spec) for g in header.groups]
         self.lives: dict[str, Life] = {}
         self.held: list[dict[int, int]] = [{} for _ in self.names]
         self.used = 0
-        self.entries: dict[tuple[int, str], list[int]] = {}
-        self.partial: Counter[tuple[int, str]] = Counter()
-        self.taken: list[Any] = []
-        self.count = self.parts = 0
-        self.calls = {n: getattr(manager, n) for n in _WATCHED if hasattr(manager, n)}
+        self.count = 0
+        watched = [name for name in call_names() if hasattr(self, f"_{name}") and hasattr(manager, name)]
+        self.calls = {name: getattr(manager, name) for name in watched}
+        self.index = WatchedIndex(self.pool, header, self.calls["take_events"], sink)
         self.parameters = list(inspect.signature(self.calls["allocate_slots"]).parameters)[2:]
         for name in self.calls:
             setattr(manager, name, getattr(self, f"_{name}"))
@@ -146,7 +102,7 @@ class Attached:
     def _get_computed_blocks(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         result = self.calls["get_computed_blocks"](request, *args, **kwargs)
         self._look(request, result[0], result[1])
-        self._index()
+        self._tell_index()
         return result
 
     def _look(self, request: Any, blocks: Any, used: int) -> None:
@@ -171,7 +127,7 @@ class Attached:
         pinned, taken = self._moved(request.request_id, life, cached)
         for index, numbers in pinned:
             self.sink(ev.Pin(request.request_id, self.names[index], numbers))
-        stored = self._index({n for _, _, numbers in taken for n in numbers}, publishes=True)
+        stored = self.index.leave({n for _, _, numbers in taken for n in numbers})
         for index, at, numbers in taken:
             self.sink(ev.Allocate(request.request_id, self.names[index], numbers, at * self.header.groups[index].block))
         if new and cached:
@@ -183,7 +139,7 @@ class Attached:
             if num_new_tokens:
                 self._step(request, life, begin, begin + num_new_tokens, first=new)
             life.used = -1
-        self._publish(request.request_id, life, stored)
+        self.index.come(stored, life.tables, life.stored)
         self._balance()
         return result
 
@@ -221,7 +177,8 @@ class Attached:
         for index, group in enumerate(self.header.groups):
             blocks = life.tables[index][lo // group.block : -(-hi // group.block)]
             if target := [b for b in blocks if b != self.header.null]:
-                parts.append(ev.Part(group.name, [self.count * 100_000 + b for b in target], target))
+                # The peer's numbers are not known: each of its blocks is told by one that no other load has.
+                parts.append(ev.Part(group.name, [self.count * self.pool.num_gpu_blocks + b for b in target], target))
         self.sink(ev.TransferBegin(life.load, parts, "peer", req=name))
 
     def loaded(self, request: Any, ok: bool = True) -> None:
@@ -233,7 +190,7 @@ class Attached:
     def _cache_blocks(self, request: Any, num_computed_tokens: int) -> Any:
         life = self._life(request)
         result = self.calls["cache_blocks"](request, num_computed_tokens)
-        self._publish(request.request_id, life, self._index(publishes=True))
+        self.index.come(self.index.leave(), life.tables, life.stored)
         return result
 
     def _free(self, request: Any) -> Any:
@@ -248,13 +205,10 @@ class Attached:
         aborted = over and "ABORT" in request.status.name
         self.sink(ev.Abort(name) if aborted else ev.Finish(name) if over else ev.Preempt(name))
         self._moved(name, life, [])
-        if any(life.tables):
-            raise InputError(f"{name}: the manager still has blocks of a request that it freed")
-        told = life.told
         del self.lives[name]
         if not over:
-            self.lives[name] = Life([[] for _ in self.names], [0] * len(self.names), told)
-        self._index()
+            self.lives[name] = Life(life.tables, [0] * len(self.names), life.told)
+        self._tell_index()
         self._balance()
         return result
 
@@ -267,18 +221,22 @@ class Attached:
 
     def _evict_blocks(self, block_ids: set[int]) -> Any:
         result = self.calls["evict_blocks"](block_ids)
-        self._index()
+        self._tell_index()
         return result
 
     def _reset_prefix_cache(self) -> Any:
         result = self.calls["reset_prefix_cache"]()
-        self._index()
+        self._tell_index()
         return result
 
     def _take_events(self) -> list[Any]:
-        self._index()
-        taken, self.taken = self.taken, []
+        self._tell_index()
+        taken, self.index.taken = self.index.taken, []
         return taken
+
+    def _tell_index(self) -> None:
+        """After a call that computes nothing."""
+        self.index.come(self.index.leave())
 
     # -- what can be seen ------------------------------------------------------------------------------------------
 
@@ -315,86 +273,6 @@ class Attached:
             life.tables[index] = new
         return pinned, taken
 
-    def _index(self, taken: Set[int] = frozenset(), publishes: bool = False) -> list[Any]:
-        """Tells entries that left the index, of blocks ``taken`` anew first; gives those that came."""
-        fresh, stored = self.calls["take_events"](), []
-        self.taken += fresh
-        for event in fresh:
-            form = type(event).__name__
-            if form == "BlockRemoved":
-                self._removed(event.group_idx or 0, [_text(h) for h in event.block_hashes], taken)
-            elif form == "BlockStored":
-                stored.append(event)
-            else:
-                self.entries.clear()
-                self.partial.clear()
-                for group in self.names:
-                    self.sink(ev.Reset(group))
-        if stored and not publishes:
-            raise InputError("entries were published by a call that computes nothing")
-        return stored
-
-    def _removed(self, index: int, keys: Iterable[str], taken: Set[int]) -> None:
-        for key in keys:
-            if self.partial[index, key]:
-                self.partial[index, key] -= 1
-                continue
-            live = self.entries.get((index, key), [])
-            # A block may be taken and published under the same key again by one call.
-            gone = [n for n in live if n in taken or (index, key) not in self._hashes(n)] if len(live) > 1 else live
-            number = gone[0] if gone else None
-            if number is not None:
-                live.remove(number)
-            self.sink(ev.KeyRemove(self.names[index], [key], [] if number is None else [number]))
-
-    def _hashes(self, number: int) -> set[tuple[int, str]]:
-        from vllm.v1.core.kv_cache_utils import get_group_id
-
-        found = self.pool.blocks[number].block_hash
-        more = getattr(self.pool, "cached_block_hashes_by_block", {}).get(number, ())
-        return {(get_group_id(h), self.key(h)) for h in (*((found,) if found is not None else ()), *more)}
-
-    def _publish(self, name: str, life: Life, events: list[Any]) -> None:
-        for event in events:
-            index = event.group_idx or 0
-            if event.block_size % self.header.groups[index].block:
-                self.partial.update((index, _text(h)) for h in event.block_hashes)
-                self.parts += len(event.block_hashes)
-                continue
-            keys = [_text(h) for h in event.block_hashes]
-            span = life.tables[index][life.stored[index] :]
-            blocks = self._found(index, keys, span[: len(event.token_ids) // event.block_size])
-            blocks = blocks or self._found(index, keys, span) or self._searched(index, keys, span)
-            if blocks:
-                life.stored[index] = life.tables[index].index(blocks[-1], life.stored[index]) + 1
-            for key, number in zip(keys, blocks, strict=False):
-                self.entries.setdefault((index, key), []).append(number)
-            self.sink(ev.KeyPublish(self.names[index], keys, blocks))
-
-    def _found(self, index: int, keys: list[str], span: list[int]) -> list[int]:
-        """The cached blocks of a span, where they are as many as the keys and both ends agree."""
-        all_blocks, null = self.pool.blocks, self.header.null
-        found = [n for n in span if n != null and all_blocks[n].block_hash is not None]
-        if len(found) != len(keys):
-            return []
-        agree = all((index, keys[i]) in self._hashes(found[i]) for i in (0, -1) if keys)
-        return found if agree else []
-
-    def _searched(self, index: int, keys: list[str], span: list[int]) -> list[int]:
-        """The blocks of the span that have these keys, one by one."""
-        known = {key: n for n in span if n != self.header.null for group, key in self._hashes(n) if group == index}
-        return [known[key] for key in keys if key in known]
-
     def _balance(self) -> None:
         free, capacity = self.pool.get_num_free_blocks(), self.pool.num_gpu_blocks - 1
         self.sink(ev.Measure("pool", free=free, used=self.used, capacity=capacity))
-
-
-_WATCHED = (
-    "get_computed_blocks", "allocate_slots", "free", "cache_blocks", "remove_skipped_blocks", "evict_blocks",
-    "reset_prefix_cache", "take_events",
-)  # fmt: skip
-
-
-def _text(key: bytes | int) -> str:
-    return key.hex() if isinstance(key, bytes) else str(key)

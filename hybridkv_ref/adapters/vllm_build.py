@@ -7,17 +7,12 @@ size, which changes no block table's rules. Sizes of heads do not matter to the 
 import inspect
 from collections.abc import Callable
 from math import gcd, lcm
-from pathlib import Path
 from typing import Any
 
-from hybridkv_ref.adapters.vllm import CLAIMS, missing_features
-from hybridkv_ref.errors import InputError
+from hybridkv_ref.adapters.vllm import CLAIMS
+from hybridkv_ref.adapters.vllm_features import missing_features
 from hybridkv_ref.events import Engine, GroupSpec, Header
 from hybridkv_ref.models import Group, Model
-from hybridkv_ref.paths import SPEC_DIR
-from hybridkv_ref.spec_files import read_toml
-
-FILE = "engines/vllm.toml"
 
 
 def _accepted(call: Callable[..., Any], wanted: dict[str, Any]) -> dict[str, Any]:
@@ -73,24 +68,16 @@ def _spec(group: Group, unit: int) -> Any:
     return kv.MLAAttentionSpec(block_size=size, **ratio, **head)
 
 
-def describe(config: Any, model: Model | None, unit: int, spec: Path = SPEC_DIR) -> Header:
-    """The header for a manager's configuration: groups as our geometry has them, else as its own specs say."""
+def describe(config: Any, model: Model, unit: int) -> Header:
+    """The header for a manager's configuration of a model's groups."""
     import vllm
 
-    kinds: Any = read_toml(spec / FILE, FILE)["kinds"]
     groups = []
-    for index, group in enumerate(config.kv_cache_groups):
-        own = group.kv_cache_spec
-        shared = {"block": own.block_size, "reuse": bool(getattr(own, "prefix_cacheable", True))}
-        if model is not None:
-            g = model.groups[index]
-            groups.append(GroupSpec(g.name, g.kind, ratio=g.ratio or 1, halo=g.halo or 0, window=g.span or 0, **shared))
-            continue
-        kind = next((kinds[c.__name__] for c in type(own).__mro__ if c.__name__ in kinds), None)
-        if kind is None:
-            raise InputError(f"{FILE}:kinds: no kind for the engine's {type(own).__name__}")
-        window = getattr(own, "sliding_window", None) or getattr(own, "attention_chunk_size", None) or 0
-        ratio = int(getattr(own, "tokens_per_state", 1))
-        groups.append(GroupSpec(f"group{index}", kind, ratio=max(ratio, 1), window=window, **shared))
-    engine, name = Engine("vllm", str(getattr(vllm, "__version__", ""))), model.name if model else None
-    return Header("hybridkv.events/1", engine=engine, model=name, unit=unit, groups=tuple(groups), capabilities=CLAIMS)
+    for g, made in zip(model.groups, config.kv_cache_groups, strict=True):
+        own = made.kv_cache_spec
+        cached = bool(getattr(own, "prefix_cacheable", True))
+        groups.append(GroupSpec(g.name, g.kind, own.block_size, g.ratio or 1, g.halo or 0, g.span or 0, reuse=cached))
+    engine = Engine("vllm", str(getattr(vllm, "__version__", "")))
+    return Header(
+        "hybridkv.events/1", engine=engine, model=model.name, unit=unit, groups=tuple(groups), capabilities=CLAIMS
+    )

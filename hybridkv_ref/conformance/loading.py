@@ -12,7 +12,6 @@ from hybridkv_ref.conformance.process import ProcessEngine
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.events import Header
 from hybridkv_ref.oracle import Oracle
-from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.rules import load_rules
 
 EXEC = "exec:"
@@ -22,7 +21,7 @@ OF_CLAIMS = {"preempt", "store", "load", "transfer"}
 """Methods that only an engine with the capability of that operation needs."""
 
 
-def load_engine(path: str, spec: Path = SPEC_DIR) -> Engine:
+def load_engine(path: str) -> Engine:
     """The engine of ``module:factory``, or of ``exec:command line``; checked as far as it can be before it runs."""
     if path.startswith(EXEC):
         engine: Any = ProcessEngine(path.removeprefix(EXEC))
@@ -31,7 +30,7 @@ def load_engine(path: str, spec: Path = SPEC_DIR) -> Engine:
     for name in ("name", "version", "capabilities", "header"):
         if not hasattr(engine, name):
             raise InputError(f"{OPTION}:{path}: its engine has no {name}")
-    suite, claims = load_suite(spec), tuple(engine.capabilities)
+    suite, claims = load_suite(), tuple(engine.capabilities)
     for claim in claims:
         if claim not in suite.asks:
             raise InputError(f"{OPTION}:{path}: no capability '{claim}' (known: {', '.join(sorted(suite.asks))})")
@@ -41,7 +40,7 @@ def load_engine(path: str, spec: Path = SPEC_DIR) -> Engine:
             raise InputError(f"{OPTION}:{path}: its engine has no method {method}, which its capabilities ask for")
     if not isinstance(engine.header, Header):
         raise InputError(f"{OPTION}:{path}: header is a {type(engine.header).__name__}, not an events.Header")
-    Oracle(engine.header, spec=spec)
+    Oracle(engine.header)
     checked: Engine = engine
     return checked
 
@@ -62,15 +61,15 @@ def _made(path: str) -> Any:
     return make()
 
 
-def load_profile(name: str, spec: Path = SPEC_DIR) -> Profile:
+def load_profile(name: str) -> Profile:
     """The profile of this name."""
-    profiles: Mapping[str, Profile] = load_suite(spec).profiles
+    profiles: Mapping[str, Profile] = load_suite().profiles
     if name not in profiles:
         raise InputError(f"--hybridkv-profile:{name}: no such profile (known: {', '.join(profiles)})")
     return profiles[name]
 
 
-def load_gaps(text: str, spec: Path = SPEC_DIR) -> tuple[str, ...]:
+def load_gaps(text: str) -> tuple[str, ...]:
     """Rule IDs from ``ID,ID`` or from ``@FILE`` with one a line, ``#`` before a reason."""
     words, place = [(text, w) for w in text.split(",")], "--hybridkv-known-gaps"
     if text.startswith("@"):
@@ -79,7 +78,7 @@ def load_gaps(text: str, spec: Path = SPEC_DIR) -> tuple[str, ...]:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{place}:{text[1:]}: cannot be read: {error}") from None
         words = [(f"{text[1:]}:{at}", line.split("#")[0]) for at, line in enumerate(lines, 1)]
-    found, rules = [], load_rules(spec)
+    found, rules = [], load_rules()
     for where, word in words:
         if rule := word.strip():
             if rule not in rules:

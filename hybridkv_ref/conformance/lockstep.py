@@ -3,7 +3,6 @@
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
@@ -31,7 +30,6 @@ from hybridkv_ref.oracle import Oracle
 from hybridkv_ref.oracle_records import Refusal
 from hybridkv_ref.oracle_state import group_specs
 from hybridkv_ref.oracle_tables import oracle_hash
-from hybridkv_ref.paths import SPEC_DIR
 
 ENOUGH = 1000
 """Operations by which everything has come to rest, or never will."""
@@ -61,13 +59,13 @@ class Refused:
     events: int
 
 
-def full_header(engine: Engine, spec: Path = SPEC_DIR) -> Header:
+def full_header(engine: Engine) -> Header:
     """The engine's header with its name, its claims and the hash of the tables."""
-    judged = load_suite(spec).judged
+    judged = load_suite().judged
     return msgspec.structs.replace(
         engine.header,
         engine=Writer(engine.name, engine.version),
-        table_sha256=oracle_hash(spec),
+        table_sha256=oracle_hash(),
         capabilities=tuple(c for c in engine.capabilities if c in judged),
     )
 
@@ -79,10 +77,10 @@ class Lockstep:
     on.  An operation that makes no sense now is passed over, so that any part of a history is one too.
     """
 
-    def __init__(self, engine: Engine, header: Header, ignored: Collection[str] = (), spec: Path = SPEC_DIR) -> None:
+    def __init__(self, engine: Engine, header: Header, ignored: Collection[str] = ()) -> None:
         self.engine, self.header = engine, header
-        self.oracle = Oracle(header, spec=spec)
-        specs = group_specs(header, spec)
+        self.oracle = Oracle(header)
+        specs = group_specs(header)
         units = [g.block for g in specs if g.reuse] or [1]
         self.unit = header.unit or math.gcd(*units)
         self.chunk = header.alignment or math.lcm(*units)
@@ -261,6 +259,13 @@ class Lockstep:
             self.do(Finish(req))
         return req
 
+    def repeat(self, operation: AnyOperation) -> int:
+        """The operation for as long as it can be done; how often that was. An engine that always says yes is left."""
+        for count in range(ENOUGH):
+            if not self.do(operation):
+                return count
+        return ENOUGH
+
     def name(self) -> str:
         """A name that no request had."""
         return f"r{len(self.clients)}"
@@ -272,22 +277,15 @@ class Lockstep:
                 self.do(Abort(req))
             while client.steps and self.do(Complete(req)):
                 pass
-        for _ in range(ENOUGH if self.transfers else 0):
-            if not self.do(Transfer()):
-                break
+        if self.transfers:
+            self.repeat(Transfer())
         if not self.over():
             self.feed([Drain()])
 
 
-def replay(
-    engine: Engine,
-    header: Header,
-    history: Iterable[AnyOperation],
-    ignored: Collection[str] = (),
-    spec: Path = SPEC_DIR,
-) -> Lockstep:
+def replay(engine: Engine, header: Header, history: Iterable[AnyOperation], ignored: Collection[str] = ()) -> Lockstep:
     """A history once more, on an engine that is reset first."""
-    made = Lockstep(engine, header, ignored, spec)
+    made = Lockstep(engine, header, ignored)
     for operation in history:
         made.do(operation)
     made.rest()

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -44,7 +43,6 @@ class Run:
     engine: Engine
     profile: Profile
     gaps: tuple[str, ...] = ()
-    spec: Path = SPEC_DIR
     coverages: list[Coverage] = field(default_factory=list)
     seen: dict[str, Seen] = field(default_factory=dict)
     examples: int = 0
@@ -54,7 +52,7 @@ class Run:
     error_operations: list[AnyOperation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.header: Header = full_header(self.engine, self.spec)
+        self.header: Header = full_header(self.engine)
         self.begun = time.monotonic()
 
     def ended(self, history: Lockstep) -> None:
@@ -64,7 +62,7 @@ class Run:
         self.events += len(history.events)
         self.coverages.append(history.oracle.coverage())
         if len(self.coverages) >= MERGE:
-            self.coverages = [merged(self.coverages, self.header, self.spec)]
+            self.coverages = [merged(self.coverages, self.header, SPEC_DIR)]
         if history.broken and not self.error:
             self.error, self.error_operations = history.broken, history.history
         for one in history.refused:
@@ -79,11 +77,11 @@ class Run:
         run_histories(self.engine, self.header, self.profile, self.ended, self.gaps)
         taken = time.monotonic() - self.begun
         found = self.minimised()
-        coverage = merged(self.coverages, self.header, self.spec)
-        suite, claims = load_suite(self.spec), tuple(self.engine.capabilities)
+        coverage = merged(self.coverages, self.header, SPEC_DIR)
+        suite, claims = load_suite(), tuple(self.engine.capabilities)
         asked, offered = suite.claimed(claims), suite.claimed(suite.asks)
         rules: dict[str, RuleResult] = {}
-        for rule, about in load_rules(self.spec).items():
+        for rule, about in load_rules().items():
             verdict = coverage.rules[rule]
             rules[rule] = RuleResult(
                 level=about.level,
@@ -156,7 +154,7 @@ class Run:
         half = time.monotonic() + (deadline - time.monotonic()) / 2
 
         def again(operations: Sequence[AnyOperation]) -> list[Event]:
-            history = replay(self.engine, self.header, operations, self.gaps, self.spec)
+            history = replay(self.engine, self.header, operations, self.gaps)
             same = [o for o in history.refused if (o.refusal.row, o.refusal.guard) == (row, guard)]
             return history.events[: same[0].events] if same else []
 
@@ -165,7 +163,7 @@ class Run:
         def check(part: Sequence[Event]) -> bool:
             # Nothing else may be refused, or the trace would show another fault than the engine's.
             try:
-                refused = Oracle(self.header, spec=self.spec).feed_all(part)
+                refused = Oracle(self.header).feed_all(part)
             except InputError:
                 return False
             return bool(refused) and all((r.row, r.guard) == (row, guard) for r in refused)
@@ -176,7 +174,7 @@ class Run:
             events = again(operations) or begun
         shorter = shrink(events, check, deadline)
         events = shorter if check(shorter) else events
-        refused = Oracle(self.header, spec=self.spec).feed_all(events)
+        refused = Oracle(self.header).feed_all(events)
         refusal = next((r for r in refused if (r.row, r.guard) == (row, guard)), seen.refusal)
         return Seen(refusal, seen.example, seen.seconds, operations, events)
 
@@ -194,6 +192,6 @@ def _shrunk(
     return short
 
 
-def conform(engine: Engine, profile: Profile, name: str, gaps: tuple[str, ...] = (), spec: Path = SPEC_DIR) -> Report:
+def conform(engine: Engine, profile: Profile, name: str, gaps: tuple[str, ...] = ()) -> Report:
     """Runs the suite on an engine."""
-    return Run(engine, profile, gaps, spec).go(name)
+    return Run(engine, profile, gaps).go(name)

@@ -29,7 +29,7 @@ from hybridkv_ref.events import (
     Reject,
     Span,
 )
-from hybridkv_ref.recovery import Contents, Group, cache_group, can_resume, entries
+from hybridkv_ref.recovery import Contents, can_resume, group_of
 
 NULL = 0
 
@@ -60,7 +60,7 @@ class SimpleBlockEngine(Recorder):
         self.name = type(self).__name__
         self.size = groups[0].block
         self.groups = {g.name: g for g in groups}
-        self.needs = {g.name: _need(g) for g in groups}
+        self.needs = {g.name: group_of(g) for g in groups}
         states = any(need.exact for need in self.needs.values())
         drafts = () if states else ("drafts",)  # a state cannot be taken back
         self.capabilities = ("blocks", "reuse", "index", "steps", "preemption", "salts", *drafts)
@@ -282,9 +282,3 @@ class GroupAwareEngine(SimpleBlockEngine):
             if all(can_resume(need, contents[group], at, at) for group, need in self.needs.items()):
                 return count, max(matched, count)
         return 0, matched
-
-
-def _need(group: GroupSpec) -> Group:
-    geometry = {"ratio": group.ratio, "halo": group.halo, "window": group.window}
-    params = {name: geometry[name] for name in entries()[1][group.kind].params}
-    return cache_group(group.name, group.kind, group.block, params)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hybridkv_ref.adapters.vllm import NEEDED, OPTIONAL, missing_features
+from hybridkv_ref.adapters.vllm_features import NEEDED, OPTIONAL, missing_features
 from hybridkv_ref.errors import InputError
 
 

@@ -1,5 +1,6 @@
 """Published event streams become traces: forms, media, multisets, gaps, bad input. No engine is needed."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hybridkv_ref.adapters.event_stream import EventStream, StreamJudge, read_batches
 from hybridkv_ref.cli import main
 from hybridkv_ref.errors import InputError
+from hybridkv_ref.paths import SPEC_DIR
 
 
 def stored(*keys: int, tokens: int = -1, group: int = 0, size: int = 16, **more: Any) -> dict[str, Any]:
@@ -122,6 +124,51 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str], data: byt
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_another_format_is_refused() -> None:
-    with pytest.raises(InputError, match="no such format"):
-        EventStream("other")
+@pytest.mark.parametrize("name", ["other", "../events", ""])
+def test_another_format_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=r"no such format \(known: vllm\)"):
+        EventStream(name)
+
+
+def test_each_file_of_an_engine_is_a_format(tmp_path: Path) -> None:
+    spec = tmp_path / "spec"
+    shutil.copytree(SPEC_DIR, spec)
+    shutil.copy(spec / "engines" / "vllm.toml", spec / "engines" / "fork.toml")
+    path = tmp_path / "dump.jsonl"
+    path.write_bytes(msgspec.json.encode(stored(1)))
+    assert main(["events", str(path), "--format", "fork", "--spec", str(spec)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"kv_cache_spec_kind": "holographic"}, "kv_cache_spec_kind: 'holographic' is none of engines/vllm.toml"),
+        ({"kv_cache_spec_kind": "sliding_window"}, "window"),
+    ],
+)
+def test_a_group_that_cannot_be_judged_is_refused_at_its_place(more: dict[str, Any], reason: str) -> None:
+    """An unknown kind is not taken for another one, nor is a window without a size taken for anything."""
+    with pytest.raises(InputError, match=f"^batch 1: .*{reason}"):
+        judge([stored(1)], [stored(2, group=1, **more)])
+
+
+def test_a_removal_of_a_group_that_was_never_announced_is_not_swallowed() -> None:
+    with pytest.raises(InputError, match=r"^batch 1: BlockRemoved: group_idx: no entry of group 3"):
+        judge([stored(1)], [removed(1, group=3)])
+    late, stream = judge([removed(1, group=3)], [stored(1)], seqs=(4, 5))
+    assert (late.refusals, stream.untold) == ([], 1)
+
+
+@pytest.mark.parametrize("form", ["array", "object"])
+def test_rank_0_and_no_rank_are_two_instances(form: str) -> None:
+    def batch(rank: int | None, *events: dict[str, Any]) -> Any:
+        return [0.0, list(events), rank] if form == "array" else {"events": list(events), "data_parallel_rank": rank}
+
+    stream = EventStream("vllm")
+    found = StreamJudge(stream)
+    for one in (batch(0, stored(1)), batch(None, stored(1)), batch(0, removed(1)), batch(0, removed(1))):
+        for event in stream.batch(one, "here"):
+            found.feed(event, "here")
+    assert rules(found) == {"HKV-OBS-001"}
+    with pytest.raises(InputError, match="here: data_parallel_rank"):
+        list(stream.batch({"events": [], "data_parallel_rank": "x"}, "here"))

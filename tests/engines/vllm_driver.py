@@ -145,6 +145,7 @@ class Driver:
             return
         self.waiting.pop(0)
         self.stats["begun"] += 1
+        self.stats["external"] += bool(outside)
         request.num_computed_tokens = used + outside + count
         if delayed:
             request.num_computed_tokens = used
@@ -205,6 +206,8 @@ class Driver:
         if drafts:
             self.finish_step(request)
             taken = self.chance.randint(0, drafts)
+            self.stats["drafts"] += drafts
+            self.stats["drafts_refused"] += drafts - taken
             request.num_computed_tokens -= drafts - taken
             request.append_output_token_ids([self.chance.randrange(1 << 20) for _ in range(taken)]) if taken else None
             while request.num_tokens <= request.num_computed_tokens:
@@ -256,6 +259,7 @@ class Driver:
     def land(self, request: Any, ok: bool) -> None:
         """The tokens of a connector have arrived, or not: then the request begins again."""
         self.attached.loaded(request, ok)
+        self.stats["loads" if ok else "loads_failed"] += 1
         self.running.append(request)
         self.flight[request.request_id] = []
         request.status = self.status.RUNNING
@@ -298,7 +302,7 @@ def drive(a: argparse.Namespace, model: str, seed: int) -> dict[str, Any]:
         "refusals": [f"{r} {', '.join(r.rules)}" for r in driver.refusals[:3]],
         **driver.stats,
         "lost": driver.lost.most_common(5),
-        "partial_entries": driver.attached.parts,
+        "partial_entries": driver.attached.index.parts,
         "missing": driver.attached.missing,
         "skipped": driver.oracle.state.skipped,
         "cpu_s": round(time.process_time() - begun, 1),

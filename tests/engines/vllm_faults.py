@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from vllm.distributed.kv_events import BlockStored
 from vllm.v1.core import block_pool as pool_module
 from vllm.v1.core import kv_cache_coordinator as coordinator_module
 from vllm.v1.core import kv_cache_utils as utils_module
@@ -161,6 +162,21 @@ def _(old: Any) -> Any:
 @fault("a group's blocks leak when a request ends", Full, "free", "HKV-ACC-001 HKV-REF-005")
 def _(old: Any) -> Any:
     return lambda self, name: self.pop_blocks_for_free(name)
+
+
+@fault("all blocks of a request that ended stay in its table", Hybrid, "free", "HKV-LIVE-011 HKV-S3-002")
+def _(old: Any) -> Any:
+    return lambda self, name: None
+
+
+@fault("a lookup announces an entry", KVCacheManager, "get_computed_blocks", "HKV-S4-007")
+def _(old: Any) -> Any:
+    def look(self: Any, request: Any) -> Any:
+        made = BlockStored([12345], None, [1] * 16, 16, None, "GPU", None, group_idx=0)
+        self.block_pool.kv_event_queue.append(made)
+        return old(self, request)
+
+    return look
 
 
 @fault("a reset is not announced", Pool, "reset_prefix_cache", "HKV-ALIAS-001 HKV-S3-003 HKV-S3-011", "deepseek-v3.2")
