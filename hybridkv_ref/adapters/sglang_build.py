@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import fields
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from hybridkv_ref.adapters.sglang_features import CLAIMS, missing_features
@@ -79,6 +79,10 @@ def prepare() -> None:
         naive(seq - 1, seq, last, pages, out, page, out.device)
 
     vars(paged).update(alloc_extend_kernel=_Kernel(extend), alloc_decode_kernel=_Kernel(decode))
+    # Settings of a server that was never started, at their defaults.
+    spec, serving = SimpleNamespace(speculative_algorithm=None), SimpleNamespace(strip_thinking_cache=False)
+    for name in (f"{MEMORY}.common", "sglang.srt.managers.schedule_batch"):
+        vars(importlib.import_module(name)).update(get_spec=lambda: spec, get_serving=lambda: serving)
 
 
 def cache_class() -> type:
@@ -107,7 +111,6 @@ def build(model: Model, page: int, pages: int, window_pages: int, longest: int) 
     allocator = importlib.import_module(f"{MEMORY}.allocator.swa").SWATokenToKVPoolAllocator
     cls = cache_class()
     missing_features(cls)
-    _publish()
     span = next(g.span for g in model.groups if g.span) or 1
     sizes = {"size": pages * page, "size_swa": window_pages * page, "page_size": page}
     common = {"dtype": torch.bfloat16, "device": "cpu"}
@@ -125,10 +128,6 @@ def build(model: Model, page: int, pages: int, window_pages: int, longest: int) 
         kinds = importlib.import_module(f"{MEMORY}.unified_cache.component_type").ComponentType
         wanted["tree_components"] = (kinds.FULL, kinds.SWA)
     return cls(init.CacheInitParams(**wanted)), describe(model, page, pages, window_pages)
-
-
-def _publish() -> None:
-    """The engine's process-wide settings, at their defaults."""
 
 
 def describe(model: Model, page: int, pages: int, window_pages: int) -> Header:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from hybridkv_ref.adapters.vllm_features import Calls, lacks
 from hybridkv_ref.errors import InputError
 
-CLAIMS = ("blocks", "reuse", "index", "steps", "in_order", "tree")
-"""What a trace of this adapter shows. The tree is that of full attention: window pages have no order of their own."""
+CLAIMS = ("blocks", "reuse", "index", "steps", "in_order")
+"""What a trace of this adapter shows."""
 
 NEEDED: Calls = {
     "match_prefix": ("params",),

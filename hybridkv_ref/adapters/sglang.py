@@ -1,0 +1,391 @@
+"""SGLang's radix cache as events: ``Attached`` watches a real one; ``sglang_build`` makes one.
+
+Only calls of the cache, of its slot allocator and of its request pool are watched, and what can be seen after each: the
+tree's pages and locks, the row of each request, the pools' free pages. Nothing here says what is legal.
+
+A page of the tree is an entry of the index. A request holds the pages of its own part of its row, and those on which its
+lock counts; what it needs no more for its window it lets go. A lock is another holder's until its request computes.
+When a request's tokens are stored and the tree had some of them, the engine frees the request's pages and gives it the
+tree's: told as a preemption that looks up at once, after which the rows of its own last page are written again.
+
+Hidden from the cache, and told by the caller: a step that begins (``began``) and ends (``ended``).
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hybridkv_ref import events as ev
+from hybridkv_ref.adapters.sglang_features import STORES, missing_features, rules_of
+from hybridkv_ref.adapters.sglang_tree import FULL, WINDOW, Entry, Tree
+from hybridkv_ref.events import Event, Header
+from hybridkv_ref.paths import SPEC_DIR
+from hybridkv_ref.recovery import group_of
+
+
+@dataclass(slots=True)
+class Lock:
+    """A lock on the way from a node to the root, and the pages of each group on which it counts; ``name``: its holder."""
+
+    name: str
+    node: Any
+    pages: list[Counter[int]]
+
+
+@dataclass(slots=True)
+class Life:
+    """What was last seen of a request."""
+
+    req: Any
+    told: int
+    used: int = 0
+    sent: int = 0
+    step: str = ""
+    running: bool = False
+    ending: bool = False
+    held: list[dict[int, int]] = field(default_factory=lambda: [{}, {}])
+    locks: list[Lock] = field(default_factory=list)
+
+
+def _receipt(req: Any) -> Any:
+    """What the scheduler keeps of a request's lock."""
+    return getattr(req, "lock_receipt", None) or getattr(getattr(req, "lock", None), "receipt", None)
+
+
+class Attached:
+    """Watches one cache and tells ``sink`` each event. ``missing`` names what this release cannot show."""
+
+    def __init__(self, cache: Any, header: Header, sink: Callable[[Event], object], spec: Path = SPEC_DIR) -> None:
+        self.cache, self.header, self.sink = cache, header, sink
+        self.missing, self.rules = missing_features(type(cache)), rules_of(type(cache))
+        self.page, self.names = header.unit, [g.name for g in header.groups]
+        self.needs = [group_of(g, spec) for g in header.groups]
+        self.tree = Tree(cache, self.page)
+        self.rows, self.slots = cache.req_to_token_pool, cache.token_to_kv_pool_allocator
+        self.lives: dict[str, Life] = {}
+        self.locks: list[Lock] = []
+        self.named: list[dict[int, Entry]] = [{}, {}]
+        self.inside: list[Life | None] = []
+        self.count = 0
+        self._watch(cache, "match_prefix", self._match)
+        for owner, name in self._lock_calls():
+            self._watch(owner, name, partial(self._locked, name == "inc_lock_ref"))
+        for name in ("evict", "evict_for_alloc"):
+            self._watch(cache, name, self._plain)
+        for name in ("release_swa_prefix_lock", "claim_kv_row", *(n for calls in STORES for n in calls)):
+            self._watch(cache, name, partial(self._of_request, name))
+        self._watch(self.slots, "free_swa_segment", self._plain)
+        self._watch(self.rows, "free", self._over)
+
+    def _lock_calls(self) -> list[tuple[Any, str]]:
+        early = self.cache if hasattr(self.cache, "dec_swa_lock_only") else self.tree.core
+        return [(self.cache, "inc_lock_ref"), (self.cache, "dec_lock_ref"), (early, "dec_swa_lock_only")]
+
+    @staticmethod
+    def _watch(owner: Any, name: str, watcher: Callable[..., Any]) -> None:
+        if hasattr(owner, name):
+            setattr(owner, name, partial(watcher, getattr(owner, name)))
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _call(self, life: Life | None = None) -> Any:
+        """A watched call; what it did is told when the outermost one returns."""
+        self.inside.append(life)
+        try:
+            yield
+        finally:
+            self.inside.pop()
+        if not self.inside:
+            self._settle()
+
+    def _plain(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self._call():
+            return call(*args, **kwargs)
+
+    def _of_request(self, name: str, call: Callable[..., Any], req: Any, *args: Any, **kwargs: Any) -> Any:
+        life = self._life(req)
+        self._progress(life)
+        life.ending = life.ending or name in ("cache_finished_req", "claim_kv_row")
+        with self._call(life):
+            return call(req, *args, **kwargs)
+
+    def _match(self, call: Callable[..., Any], params: Any) -> Any:
+        result = call(params)
+        if params.req is not None and not self.inside:
+            life = self._life(params.req)
+            if hasattr(result, "device_indices"):
+                slots = result.device_indices
+            else:
+                slots = self.cache.path_device_indices(result.last_device_node)[: result.device_prefix_len]
+            self._look(life, slots)
+        return result
+
+    def _locked(self, gains: bool, call: Callable[..., Any], node: Any, *args: Any, **kwargs: Any) -> Any:
+        """A lock comes or goes: by how much each node's counts change says what it was worth."""
+        way = self.tree.way(node)
+        before = [(n, self.tree.locks(n), self.tree.pages(n)) for n in way]
+        with self._call():
+            result = call(node, *args, **kwargs)
+            gained = [Counter[int](), Counter[int]()]
+            for n, locks, pages in reversed(before):
+                now = self.tree.locks(n)
+                for group in (FULL, WINDOW):
+                    change = now[group] - locks[group]
+                    if change:
+                        gained[group].update({p: change for p in pages[group] if p})
+            if gains:
+                self._gain(node, gained)
+            else:
+                self._lose(node, gained, args[0] if args else kwargs.get("params"))
+        return result
+
+    def _gain(self, node: Any, gained: list[Counter[int]]) -> None:
+        life = next((one for one in self.inside if one is not None), None)
+        self.count += 1
+        lock = Lock(f"lock{self.count}", node, gained)
+        if life is not None:
+            life.locks.append(lock)
+            return
+        self.locks.append(lock)
+        for group in (FULL, WINDOW):
+            if gained[group]:
+                self.sink(ev.Pin(lock.name, self.names[group], list(gained[group])))
+
+    def _lose(self, node: Any, lost: list[Counter[int]], receipt: Any) -> None:
+        """The lock that goes: of the request whose call or receipt this is, else one of nobody's."""
+        own = [one for one in self.inside if one is not None]
+        own += [
+            one for one in self.lives.values() if one.ending or (receipt is not None and _receipt(one.req) is receipt)
+        ]
+        places = [one.locks for one in own] or [self.locks, *(one.locks for one in self.lives.values())]
+        for place in places:
+            for lock in reversed(place):
+                if lock.node != node:
+                    continue
+                for group in (FULL, WINDOW):
+                    gone = [p for p, n in lost[group].items() for _ in range(-n)]
+                    lock.pages[group].subtract(gone)
+                    lock.pages[group] += Counter()
+                    if place is self.locks and gone:
+                        self.sink(ev.Unpin(lock.name, self.names[group], gone))
+                if not any(lock.pages):
+                    place.remove(lock)
+                return
+
+    def _over(self, call: Callable[..., Any], req: Any) -> Any:
+        """A request's row goes back: the end of a life, or of its memory."""
+        life = self._life(req)
+        with self._call(life):
+            result = call(req)
+        name, over = req.rid, req.finished()
+        self._complete(life)
+        aborted = over and "ABORT" in type(req.finished_reason).__name__
+        self.sink(ev.Abort(name) if aborted else ev.Finish(name) if over else ev.Preempt(name))
+        life.ending = life.running = False
+        self._let_go(life, self._kept(life))
+        del self.lives[name]
+        if not over:
+            self.lives[name] = Life(req, life.told, locks=life.locks)
+        self._balance()
+        return result
+
+    def dropped(self, req: Any) -> None:
+        """A request that never computed was given up."""
+        if self.lives.pop(req.rid, None) is not None:
+            self.sink(ev.Abort(req.rid))
+
+    def cleared(self) -> None:
+        """The tree was reset and its pools were cleared."""
+        self._settle()
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def _tokens(self, req: Any) -> list[int]:
+        return [*req.origin_input_ids, *req.output_ids]
+
+    def _ids(self, tokens: list[int], lo: int = 0) -> list[int]:
+        size = self.page
+        return [hash(tuple(tokens[i : i + size])) for i in range(lo - lo % size, len(tokens) - size + 1, size)]
+
+    def _life(self, req: Any) -> Life:
+        life = self.lives.get(req.rid)
+        if life is None:
+            tokens = self._tokens(req)
+            domain = {"adapter": req.extra_key} if req.extra_key else {}
+            domain |= {"salt": req.cache_salt} if req.cache_salt else {}
+            self.sink(ev.Arrive(req.rid, len(tokens), self._ids(tokens), domain))
+            life = self.lives[req.rid] = Life(req, len(tokens))
+        return life
+
+    def _progress(self, life: Life) -> None:
+        tokens = self._tokens(life.req)
+        if len(tokens) > life.told:
+            self.sink(ev.Accept(life.req.rid, len(tokens), self._ids(tokens, life.told)))
+            life.told = len(tokens)
+
+    def _look(self, life: Life, slots: Any) -> None:
+        life.used = len(slots)
+        found = {
+            n: pages for n, pages in zip(self.names, (self.tree.paged(slots), self.tree.window(slots)), strict=True)
+        }
+        blocks = {name: pages for name, pages in found.items() if any(pages)}
+        self.sink(ev.Lookup(life.req.rid, life.used, blocks=blocks))
+
+    def began(self, req: Any, lo: int, hi: int) -> None:
+        """The caller dispatches a step that computes the tokens [lo, hi) of a request, whose row has their slots."""
+        life = self._life(req)
+        self._progress(life)
+        first = not life.running
+        if first:
+            self._adopt(life)
+        life.running = True
+        self._take(life)
+        reads = []
+        for group, need in enumerate(self.needs):
+            low = need.need(lo, lo)[0]
+            if lo > low and (low or first):
+                low -= low % self.page
+                reads.append(ev.Span(need.name, self._row(req, group, low, lo), low, lo))
+        self._dispatch(life, lo, hi, reads)
+        self._balance()
+
+    def ended(self, req: Any) -> None:
+        """The step of a request is done."""
+        self._complete(self._life(req))
+
+    def _complete(self, life: Life) -> None:
+        if life.step:
+            self.sink(ev.Complete(life.step))
+        life.step = ""
+
+    def _dispatch(self, life: Life, lo: int, hi: int, reads: list[ev.Span]) -> None:
+        self.count += 1
+        life.step, life.sent = f"{life.req.rid}#{self.count}", hi
+        down = lo - lo % self.page
+        writes = [ev.Span(self.names[g], self._row(life.req, g, down, hi), lo, hi) for g in (FULL, WINDOW)]
+        self.sink(ev.Dispatch(life.step, life.req.rid, reads, writes))
+
+    def _adopt(self, life: Life) -> None:
+        """The lock that was taken for a request becomes its own."""
+        lock = next((one for one in reversed(self.locks) if one.node == life.req.last_node), None)
+        if lock is not None:
+            self.locks.remove(lock)
+            life.locks.append(lock)
+            self._pin(life)
+            for group in (FULL, WINDOW):
+                if lock.pages[group]:
+                    self.sink(ev.Unpin(lock.name, self.names[group], list(lock.pages[group])))
+
+    def _pin(self, life: Life) -> None:
+        for group in (FULL, WINDOW):
+            pages = [p for lock in life.locks for p in lock.pages[group] if p not in life.held[group]]
+            if pages:
+                self.sink(ev.Pin(life.req.rid, self.names[group], pages))
+                life.held[group] |= dict.fromkeys(pages, 0)
+
+    def _take(self, life: Life) -> None:
+        """New pages of the request's own part of its row."""
+        lo, hi = life.req.kv.cache_protected_len, life.req.kv.kv_allocated_len
+        for group in (FULL, WINDOW):
+            for place, page in enumerate(self._row(life.req, group, lo, hi)):
+                if page and page not in life.held[group]:
+                    self.sink(ev.Allocate(life.req.rid, self.names[group], [page], lo + place * self.page))
+                    life.held[group][page] = 0
+
+    # -- what can be seen ------------------------------------------------------------------------------------------
+
+    def _row(self, req: Any, group: int, lo: int, hi: int) -> list[int]:
+        """The pages of [lo, hi) of a request's row; ``lo`` begins a page."""
+        if req.kv.req_pool_idx is None or hi <= lo:
+            return []
+        slots = self.rows.req_to_token[req.kv.req_pool_idx, lo:hi]
+        return self.tree.paged(slots) if group == FULL else self.tree.window(slots)
+
+    def _kept(self, life: Life) -> list[set[int]]:
+        """What a request holds: what its locks count on, and its own part of its row."""
+        kept = []
+        for group in (FULL, WINDOW):
+            pages = {p for lock in life.locks for p in lock.pages[group]}
+            if life.running:
+                pages |= set(self._row(life.req, group, life.req.kv.cache_protected_len, life.req.kv.kv_allocated_len))
+            kept.append(pages - {0})
+        return kept
+
+    def _let_go(self, life: Life, kept: list[set[int]]) -> None:
+        for group in (FULL, WINDOW):
+            if gone := [p for p in life.held[group] if p not in kept[group]]:
+                self.sink(ev.Free(life.req.rid, self.names[group], gone[::-1]))
+                for page in gone:
+                    del life.held[group][page]
+
+    def _settle(self) -> None:
+        """Tells what a call did: entries that came and went, then what each request holds."""
+        now = self.tree.entries()
+        came = [
+            [e for k, e in new.items() if k not in old or old[k].page != e.page]
+            for new, old in zip(now, self.named, strict=True)
+        ]
+        went = [
+            [e for k, e in old.items() if k not in new or new[k].page != e.page]
+            for new, old in zip(now, self.named, strict=True)
+        ]
+        self._come(came)
+        for group in (WINDOW, FULL):
+            if gone := sorted(went[group], key=lambda e: -e.depth):
+                self.sink(ev.KeyRemove(self.names[group], [str(e.key) for e in gone], [e.page for e in gone]))
+        self.named = now
+        for life in list(self.lives.values()):
+            if life.running and not life.ending:
+                kept = self._kept(life)
+                if any(kept[g] - life.held[g].keys() for g in (FULL, WINDOW)):
+                    self._look_again(life)
+                else:
+                    self._let_go(life, kept)
+        self._balance()
+
+    def _come(self, came: list[list[Entry]]) -> None:
+        for group in (FULL, WINDOW):
+            chain: list[Entry] = []
+            for e in sorted(came[group], key=lambda e: e.depth):
+                if chain and chain[-1].key != e.parent:
+                    self._publish(group, chain)
+                    chain = []
+                chain.append(e)
+            self._publish(group, chain)
+
+    def _publish(self, group: int, chain: list[Entry]) -> None:
+        if chain:
+            keys, above = [str(e.key) for e in chain], str(chain[0].parent or "")
+            self.sink(ev.KeyPublish(self.names[group], keys, [e.page for e in chain], parent=above))
+
+    def _look_again(self, life: Life) -> None:
+        """The tree's pages in place of the request's own."""
+        req, sent = life.req, life.sent
+        self._complete(life)
+        self.sink(ev.Preempt(req.rid))
+        self._let_go(life, [set(), set()])
+        lo = req.kv.cache_protected_len
+        self._look(life, self.rows.req_to_token[req.kv.req_pool_idx, :lo].long())
+        self._pin(life)
+        self._take(life)
+        if sent > lo:
+            self._dispatch(life, lo, sent, [])
+            self._complete(life)
+
+    def _balance(self) -> None:
+        """Free and used pages of each pool; a page that is free and still held or named is told as evicted."""
+        if self.inside or self.slots.free_group is not None or any(one.ending for one in self.lives.values()):
+            return
+        for group, free in enumerate(self.tree.free()):
+            used = {e.page for e in self.named[group].values()}
+            for life in self.lives.values():
+                used |= life.held[group].keys()
+            if lost := used.intersection(free):
+                self.sink(ev.Evict(self.names[group], sorted(lost)))
+            room = self.header.groups[group].capacity - 1
+            self.sink(ev.Measure("pool", self.names[group], free=len(free), used=len(used), capacity=room))

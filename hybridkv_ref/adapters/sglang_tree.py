@@ -1,0 +1,103 @@
+"""The tree of an SGLang radix cache as it can be seen: pages by key and group, locks on the way from a node to the root.
+
+Two forms of nodes are known: one with a field for each of two groups, and one with a list of components.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+FULL, WINDOW = 0, 1
+"""The groups, as indices of a header's groups and of a node's components."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A page of one group that the tree names: its key, how many pages lie before it, the page, the key before it."""
+
+    key: int
+    depth: int
+    page: int
+    parent: int
+
+
+class Tree:
+    """Reads one cache. Pages are numbers of whole pages, 0 where there is none."""
+
+    def __init__(self, cache: Any, page: int) -> None:
+        self.cache, self.page = cache, page
+        self.slots = cache.token_to_kv_pool_allocator
+        core = getattr(cache, "tree_core", cache)
+        self.core = core
+        self.many = hasattr(core.root_node, "component_data")
+
+    def paged(self, slots: Any) -> list[int]:
+        """The pages of slots that begin a page."""
+        return [s // self.page for s in slots[:: self.page].tolist()]
+
+    def window(self, slots: Any) -> list[int]:
+        """The window's pages that stand beside these slots of full attention."""
+        return [s // self.page for s in self.slots.full_to_swa_index_mapping[slots[:: self.page]].tolist()]
+
+    def pages(self, node: Any) -> tuple[list[int], list[int]]:
+        """A node's pages by group; zeros where the group has none."""
+        count = -(-len(node.key) // self.page)
+        if not self.many:
+            full = self.paged(node.value)
+            return full, [0] * count if node.swa_tombstone else self.window(node.value)
+        found = []
+        for index in (FULL, WINDOW):
+            value = node.component_data[index].value
+            found.append([0] * count if value is None else self.paged(value))
+        return found[0], found[1]
+
+    def locks(self, node: Any) -> tuple[int, int]:
+        """How often a node is locked, by group."""
+        if not self.many:
+            return node.full_lock_ref, node.swa_lock_ref
+        return node.component_data[FULL].lock_ref, node.component_data[WINDOW].lock_ref
+
+    def way(self, handle: Any) -> list[Any]:
+        """The nodes from a handle up to the root, which is left out."""
+        node, found = self.cache.resolve_node_handle(handle), []
+        while node is not None and node is not self.core.root_node:
+            found.append(node)
+            node = node.parent
+        return found
+
+    def entries(self) -> list[dict[int, Entry]]:
+        """All that the tree names, by group and key."""
+        found: list[dict[int, Entry]] = [{}, {}]
+        for node, parent, depth in self._nodes():
+            for key, above, place, full, window in self._keys(node, parent):
+                for group, page in ((FULL, full), (WINDOW, window)):
+                    if page:
+                        found[group][key] = Entry(key, depth + place, page, above)
+        return found
+
+    def _nodes(self) -> Iterator[tuple[Any, int, int]]:
+        todo: list[tuple[Any, int, int]] = [(child, 0, 0) for child in self.core.root_node.children.values()]
+        while todo:
+            node, parent, depth = todo.pop()
+            yield node, parent, depth
+            if node.children:
+                last = parent
+                for last, *_ in self._keys(node, parent):
+                    pass
+                below = depth + -(-len(node.key) // self.page)
+                todo += [(child, last, below) for child in node.children.values()]
+
+    def _keys(self, node: Any, parent: int) -> Iterator[tuple[int, int, int, int, int]]:
+        """(key, key before it, place, full page, window page): a key stands for all tokens up to the page's end."""
+        tokens, space = node.key.raw_token_ids(), (node.key.extra_key, node.key.cache_salt)
+        full, window = self.pages(node)
+        above = parent
+        for place, at in enumerate(range(0, len(tokens), self.page)):
+            key = hash((above, tuple(tokens[at : at + self.page]), *(() if parent else space)))
+            yield key, above, place, full[place], window[place]
+            above = key
+
+    def free(self) -> list[list[int]]:
+        """The free pages of each group's pool, as often as they are free."""
+        pools = (self.slots.full_attn_allocator, self.slots.swa_attn_allocator)
+        return [(pool.get_all_free_pages() if self.page > 1 else pool.free_pages).tolist() for pool in pools]
