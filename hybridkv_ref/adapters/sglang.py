@@ -3,10 +3,10 @@
 Only calls of the cache, of its slot allocator and of its request pool are watched, and what can be seen after each: the
 tree's pages and locks, the row of each request, the pools' free pages. Nothing here says what is legal.
 
-A page of the tree is an entry of the index. A request holds the pages of its own part of its row, and those on which its
-lock counts; what it needs no more for its window it lets go. A lock is another holder's until its request computes.
-When a request's tokens are stored and the tree had some of them, the engine frees the request's pages and gives it the
-tree's: told as a preemption that looks up at once, after which the rows of its own last page are written again.
+A page of the tree is an entry of the index. A request holds the pages of its own part of its row, and those on which
+its lock counts. A lock is another holder's until its request computes. When a request's tokens are stored and the tree
+had some of them, the engine frees the request's pages and gives it the tree's: told as a preemption that looks up at
+once, after which the rows of its own last page are written again.
 
 Hidden from the cache, and told by the caller: a step that begins (``began``) and ends (``ended``).
 """
@@ -29,7 +29,7 @@ from hybridkv_ref.recovery import group_of
 
 @dataclass(slots=True)
 class Lock:
-    """A lock on the way from a node to the root, and the pages of each group on which it counts; ``name``: its holder."""
+    """A lock on the way from a node to the root: its holder, and the pages of each group on which it counts."""
 
     name: str
     node: Any
@@ -127,21 +127,22 @@ class Attached:
 
     def _locked(self, gains: bool, call: Callable[..., Any], node: Any, *args: Any, **kwargs: Any) -> Any:
         """A lock comes or goes: by how much each node's counts change says what it was worth."""
-        way = self.tree.way(node)
-        before = [(n, self.tree.locks(n), self.tree.pages(n)) for n in way]
+        before = [(n, self.tree.locks(n), self.tree.pages(n)) for n in self.tree.way(node)]
         with self._call():
             result = call(node, *args, **kwargs)
-            gained = [Counter[int](), Counter[int]()]
+            changed = [Counter[int](), Counter[int]()]
             for n, locks, pages in reversed(before):
                 now = self.tree.locks(n)
                 for group in (FULL, WINDOW):
                     change = now[group] - locks[group]
                     if change:
-                        gained[group].update({p: change for p in pages[group] if p})
+                        changed[group].update({p: change for p in pages[group] if p})
+                    if change > 0 and not all(pages[group]) and not self.rules.locked_tombstones:
+                        self.sink(ev.Pin("tombstone", self.names[group], self.tree.free()[group][:1]))
             if gains:
-                self._gain(node, gained)
+                self._gain(node, changed)
             else:
-                self._lose(node, gained, args[0] if args else kwargs.get("params"))
+                self._lose(node, changed, args[0] if args else kwargs.get("params"))
         return result
 
     def _gain(self, node: Any, gained: list[Counter[int]]) -> None:
@@ -230,9 +231,7 @@ class Attached:
 
     def _look(self, life: Life, slots: Any) -> None:
         life.used = len(slots)
-        found = {
-            n: pages for n, pages in zip(self.names, (self.tree.paged(slots), self.tree.window(slots)), strict=True)
-        }
+        found = dict(zip(self.names, (self.tree.paged(slots), self.tree.window(slots)), strict=True))
         blocks = {name: pages for name, pages in found.items() if any(pages)}
         self.sink(ev.Lookup(life.req.rid, life.used, blocks=blocks))
 

@@ -8,7 +8,6 @@ Sizes of heads do not matter and are made up.
 import importlib
 import importlib.machinery
 import importlib.util
-import inspect
 import os
 import sys
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Which calls of an SGLang radix cache are watched, what a release lacks, and which of its rules hold: by signature.
 
-Nothing here needs the engine. A rule that changed between releases is a field of ``Rules``; the oracle knows none of it.
+Nothing here needs the engine. A rule that changed between releases is a field of ``Rules``, not of the oracle.
 """
 
 import inspect
@@ -40,7 +40,7 @@ class Rules:
     """Rules of the engine that changed between releases.
 
     ``locked_tombstones``: a lock of the window may span nodes whose window pages are gone. Where it may not, such a
-    lock is told as a pin of the page that was there, which the oracle refuses.
+    lock is told as a pin of a page that is free, which the oracle refuses.
     """
 
     locked_tombstones: bool

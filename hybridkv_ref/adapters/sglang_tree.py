@@ -1,9 +1,8 @@
-"""The tree of an SGLang radix cache as it can be seen: pages by key and group, locks on the way from a node to the root.
+"""The tree of an SGLang radix cache as it can be seen: pages by key and group, locks on the way to the root.
 
 Two forms of nodes are known: one with a field for each of two groups, and one with a list of components.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,36 +65,21 @@ class Tree:
         return found
 
     def entries(self) -> list[dict[int, Entry]]:
-        """All that the tree names, by group and key."""
+        """All that the tree names, by group and key: a key stands for all tokens up to the page's end."""
         found: list[dict[int, Entry]] = [{}, {}]
-        for node, parent, depth in self._nodes():
-            for key, above, place, full, window in self._keys(node, parent):
-                for group, page in ((FULL, full), (WINDOW, window)):
-                    if page:
-                        found[group][key] = Entry(key, depth + place, page, above)
-        return found
-
-    def _nodes(self) -> Iterator[tuple[Any, int, int]]:
         todo: list[tuple[Any, int, int]] = [(child, 0, 0) for child in self.core.root_node.children.values()]
         while todo:
-            node, parent, depth = todo.pop()
-            yield node, parent, depth
-            if node.children:
-                last = parent
-                for last, *_ in self._keys(node, parent):
-                    pass
-                below = depth + -(-len(node.key) // self.page)
-                todo += [(child, last, below) for child in node.children.values()]
-
-    def _keys(self, node: Any, parent: int) -> Iterator[tuple[int, int, int, int, int]]:
-        """(key, key before it, place, full page, window page): a key stands for all tokens up to the page's end."""
-        tokens, space = node.key.raw_token_ids(), (node.key.extra_key, node.key.cache_salt)
-        full, window = self.pages(node)
-        above = parent
-        for place, at in enumerate(range(0, len(tokens), self.page)):
-            key = hash((above, tuple(tokens[at : at + self.page]), *(() if parent else space)))
-            yield key, above, place, full[place], window[place]
-            above = key
+            node, above, depth = todo.pop()
+            tokens, pages = node.key.raw_token_ids(), self.pages(node)
+            space: tuple[Any, ...] = () if above else (node.key.extra_key, node.key.cache_salt)
+            for place, at in enumerate(range(0, len(tokens), self.page)):
+                key = hash((above, tuple(tokens[at : at + self.page]), *space))
+                for group in (FULL, WINDOW):
+                    if page := pages[group][place]:
+                        found[group][key] = Entry(key, depth, page, above)
+                above, space, depth = key, (), depth + 1
+            todo += [(child, above, depth) for child in node.children.values()]
+        return found
 
     def free(self) -> list[list[int]]:
         """The free pages of each group's pool, as often as they are free."""

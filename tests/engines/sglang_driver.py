@@ -1,6 +1,6 @@
 """Drives SGLang's real radix cache by chance, the oracle in lock step. Runs in the engine's own environment.
 
-    python tests/engines/sglang_driver.py --page 1 4 --steps 2000 --seed 1
+    python tests/engines/sglang_driver.py --model gpt-oss-20b@16 gpt-oss-20b:9@1 --steps 2000 --seed 1
 
 Prints one line of JSON: steps, events, refusals, and what the engine's hits were worth against the longest sound ones.
 """
@@ -25,26 +25,34 @@ from hybridkv_ref.models import Model, load_model
 from hybridkv_ref.oracle_records import Refusal
 
 warnings.filterwarnings("ignore")
-LONGEST = 400
-"""Tokens of a request at most."""
+MODELS = ("gpt-oss-20b:9@1", "gpt-oss-20b:9@4", "gpt-oss-20b:4@2", "gpt-oss-20b@16", "gemma-3-27b@64")
+"""After a colon: another window than the model's. After @: tokens of a page."""
 
 
-def geometry(name: str, window: int) -> Model:
-    """A model with another window."""
-    model = load_model(name)
+def geometry(name: str) -> tuple[Model, int, int]:
+    """A model, with another window where the name says so; the window; tokens of a page."""
+    base, _, page = name.partition("@")
+    base, _, given = base.partition(":")
+    model = load_model(base)
+    window = int(given) if given else next(g.span for g in model.groups if g.span) or 1
     groups = [msgspec.structs.replace(g, window=window) if g.span else g for g in model.groups]
-    return msgspec.structs.replace(model, groups=tuple(groups))
+    return msgspec.structs.replace(model, groups=tuple(groups)), window, int(page or 1)
 
 
 class Driver:
     """A scheduler in small: chunked prefill, decode, locks, retraction, abort, eviction of each component."""
 
-    def __init__(self, page: int, seed: int, window: int = 9, pages: int = 0, window_pages: int = 0) -> None:
-        self.chance, self.page = random.Random(seed), page
-        pages = pages or (160 if page == 1 else 60)
-        window_pages = window_pages or (90 if page == 1 else 40)
-        self.model = geometry("gpt-oss-20b", window)
-        self.cache, self.header = build(self.model, page, pages, window_pages, LONGEST)
+    def __init__(self, name: str, seed: int, pages: int = 0, window_pages: int = 0) -> None:
+        self.chance = random.Random(seed)
+        model, window, self.page = geometry(name)
+        self.span = -(-window // self.page)
+        pages, window_pages = pages or 110 + 6 * self.span, window_pages or 45 + 5 * self.span
+        if self.page > 1:
+            pages, window_pages = pages // 2, window_pages * 3 // 4
+        self.room = min(pages, window_pages) * self.page
+        self.scale = max(self.page // 2, 1)
+        self.longest = self.room + 2 * window + 100
+        self.cache, self.header = build(model, self.page, pages, window_pages, self.longest)
         from sglang.srt.managers import schedule_batch
         from sglang.srt.mem_cache import allocation, common
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
@@ -59,14 +67,13 @@ class Driver:
         self.slots = self.cache.token_to_kv_pool_allocator
         self.by_node = hasattr(self.cache, "cache_unfinished_req")
         self.window = window - 1
-        room = min(pages, window_pages) * page
-        self.stems = [[self.chance.randrange(1 << 16) for _ in range(room)] for _ in range(3)]
+        self.stems = [[self.chance.randrange(1 << 16) for _ in range(self.room)] for _ in range(3)]
         self.waiting: list[Any] = []
         self.running: list[Any] = []
         self.locks: list[tuple[Any, Any]] = []
         self.past: list[list[int]] = []
+        self.limits: dict[str, int] = {}
         self.count = 0
-        self.room = room
         self.stats: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
 
@@ -84,11 +91,11 @@ class Driver:
             if c.random() < 0.4:
                 tokens = tokens[: c.randint(1, len(tokens))]
             if c.random() < 0.4:
-                tokens += [c.randrange(1 << 16) for _ in range(c.randint(1, 12))]
+                tokens += [c.randrange(1 << 16) for _ in range(c.randint(1, 12 * self.scale))]
         else:
             stem = c.choice(self.stems)
             cut = c.randint(0, self.room // 3)
-            tokens = stem[:cut] + [c.randrange(1 << 16) for _ in range(c.randint(1, 12))]
+            tokens = stem[:cut] + [c.randrange(1 << 16) for _ in range(c.randint(1, 12 * self.scale))]
         tokens = tokens[: self.room // 2]
         self.past = [*self.past[-5:], tokens]
         self.count += 1
@@ -97,6 +104,7 @@ class Driver:
         made = self.engine.Req(
             f"r{self.count}", "", array("q", tokens), self.sampling, extra_key=adapter, cache_salt=salt
         )
+        self.limits[made.rid] = c.randint(2, 40) + (self.window if c.random() < 0.1 else 0)
         self.waiting.append(made)
 
     def size(self, req: Any) -> int:
@@ -114,7 +122,7 @@ class Driver:
         self.judge(req, used)
         if self.chance.random() < 0.3:
             self.unlock(req.last_node, self.lock(req.last_node))
-        count = min(self.size(req) - used, self.chance.choice((self.size(req), 16, 8)))
+        count = min(self.size(req) - used, self.chance.choice((self.size(req), 16 * self.scale, 8 * self.scale)))
         if used + count < self.size(req):
             count = max((used + count) // self.page * self.page - used, min(self.page, self.size(req) - used))
         held = self.lock(req.last_node)
@@ -167,7 +175,7 @@ class Driver:
             if done >= self.size(req) - 1:
                 req.decode_batch_idx = 1
         left = self.size(req) - done
-        count = min(left, self.chance.choice((left, 16, 8)))
+        count = min(left, self.chance.choice((left, 16 * self.scale, 8 * self.scale)))
         if count < left:
             count = max((done + count) // self.page * self.page - done, min(self.page, left))
         while not self.fits(count):
@@ -189,7 +197,7 @@ class Driver:
             self.common.checkpoint_kv_cache(req, self.cache)
 
     def slide(self, req: Any) -> None:
-        """What the scheduler gives back before each decode: slots behind the window, and the window's part of a lock."""
+        """What the scheduler gives back before each decode: slots behind the window, the window's part of a lock."""
         at = self.size(req) - 1
         grouped = self.chance.random() < 0.5
         if grouped:
@@ -263,7 +271,7 @@ class Driver:
             if req in self.running and c.random() < 0.8:
                 self.advance(req)
         for req in list(self.running):
-            if len(req.output_ids) > c.randint(2, 40) or c.random() < 0.02 or self.size(req) > LONGEST - 40:
+            if len(req.output_ids) > self.limits[req.rid] or c.random() < 0.02 or self.size(req) > self.longest - 40:
                 self.stop(req, self.engine.FINISH_ABORT() if c.random() < 0.3 else self.engine.FINISH_LENGTH(1))
         if self.waiting and c.random() < 0.03:
             self.attached.dropped(self.waiting.pop())
@@ -274,7 +282,8 @@ class Driver:
         while self.locks and (c.random() < 0.3 or len(self.locks) > 3):
             self.unlock(*self.locks.pop(c.randrange(len(self.locks))))
         if c.random() < 0.15:
-            full, window = c.choice(((0, c.randint(1, 12)), (c.randint(1, 12), 0), (6, 6)))
+            some = c.randint(1, 12) * self.scale
+            full, window = c.choice(((0, some), (some, 0), (some, some)))
             self.cache.evict(self.evicting(num_tokens=full, swa_num_tokens=window))
             self.stats["evictions"] += 1
         if c.random() < 0.005:
@@ -296,10 +305,10 @@ class Driver:
         self.hear(Drain())
 
 
-def drive(a: argparse.Namespace, page: int, seed: int) -> dict[str, Any]:
+def drive(a: argparse.Namespace, model: str, seed: int) -> dict[str, Any]:
     """One run until its end or the first refusal."""
     begun = time.process_time()
-    driver = Driver(page, seed, a.window, a.pages, a.window_pages)
+    driver = Driver(model, seed, a.pages, a.window_pages)
     done = 0
     while done < a.steps and not driver.refusals:
         driver.step()
@@ -314,8 +323,7 @@ def drive(a: argparse.Namespace, page: int, seed: int) -> dict[str, Any]:
     return {
         "cache": type(driver.cache).__name__,
         "version": driver.header.engine.version,
-        "page": page,
-        "window": a.window,
+        "model": model,
         "seed": seed,
         "steps": done,
         "events": driver.events,
@@ -330,15 +338,14 @@ def drive(a: argparse.Namespace, page: int, seed: int) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--page", type=int, nargs="+", default=[1])
-    parser.add_argument("--window", type=int, default=9, help="positions that a token sees, itself included")
+    parser.add_argument("--model", nargs="+", default=list(MODELS))
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
     parser.add_argument("--pages", type=int, default=0, help="of full attention's pool")
     parser.add_argument("--window-pages", type=int, default=0, help="of the window's pool")
     parser.add_argument("--show", type=int, default=0, help="events to print before a refusal")
     a = parser.parse_args()
-    found = [drive(a, page, seed) for page in a.page for seed in a.seed]
+    found = [drive(a, model, seed) for model in a.model for seed in a.seed]
     for one in found:
         print(json.dumps(one))
     return int(any(one["refusals"] for one in found))
