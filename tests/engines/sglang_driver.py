@@ -345,10 +345,13 @@ def main() -> int:
     parser.add_argument("--window-pages", type=int, default=0, help="of the window's pool")
     parser.add_argument("--show", type=int, default=0, help="events to print before a refusal")
     a = parser.parse_args()
-    found = [drive(a, model, seed) for model in a.model for seed in a.seed]
-    for one in found:
-        print(json.dumps(one))
-    return int(any(one["refusals"] for one in found))
+    refused = 0
+    for model in a.model:
+        for seed in a.seed:
+            one = drive(a, model, seed)
+            refused += len(one["refusals"])
+            print(json.dumps(one), flush=True)
+    return int(refused > 0)
 
 
 if __name__ == "__main__":
