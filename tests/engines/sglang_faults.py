@@ -69,7 +69,8 @@ def _(old: Any) -> Any:
     return lock
 
 
-@fault("a lock is never given back", "HKV-REF-005 HKV-REF-006 HKV-LIVE-006 HKV-LIVE-011", f"{SWA}:SWARadixCache:dec_lock_ref",
+@fault("a lock is never given back", "HKV-REF-005 HKV-REF-006 HKV-LIVE-006 HKV-LIVE-011",
+       f"{SWA}:SWARadixCache:dec_lock_ref",
        f"{UNIFIED}:UnifiedRadixCache:dec_lock_ref")  # fmt: skip
 def _(old: Any) -> Any:
     return lambda self, *args, **kwargs: None
