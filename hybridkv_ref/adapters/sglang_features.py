@@ -17,7 +17,6 @@ NEEDED: Calls = {
     "inc_lock_ref": (),
     "dec_lock_ref": ("params",),
     "evict": ("params",),
-    "reset": (),
     "resolve_node_handle": ("node_handle",),
 }
 STORES: tuple[Calls, ...] = (
@@ -26,13 +25,14 @@ STORES: tuple[Calls, ...] = (
 )
 """How a request's tokens are handed to the tree: one of these."""
 
-OPTIONAL: dict[str, Calls] = {
-    "early release of the window, by node": {"dec_swa_lock_only": ("node", "params")},
-    "early release of the window, by request": {"release_swa_prefix_lock": ("req",)},
-    "eviction for an allocation": {"evict_for_alloc": ("params",)},
-    "window slots of running requests, by the cache": {"evict_sliding_windows": ("req",)},
-    "nodes with components": {"path_device_indices": ("node",)},
+OPTIONAL: dict[str, tuple[Calls, ...]] = {
+    "early release of the window": (
+        {"dec_swa_lock_only": ("node", "params")},
+        {"release_swa_prefix_lock": ("req",), "release_swa": ("lock",)},
+    ),
+    "eviction for an allocation": ({"evict_for_alloc": ("params",)},),
 }
+"""Each by one of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,14 @@ def rules_of(cls: type) -> Rules:
 
 def missing_features(cls: type) -> dict[str, list[str]]:
     """What a cache's class lacks, calls or parameters by feature; InputError where it cannot be watched at all."""
-    lacking = lacks(cls, NEEDED)
-    if not lacking and all(lacks(cls, calls) for calls in STORES):
-        lacking = [name for calls in STORES for name in lacks(cls, calls)]
+    lacking = lacks(cls, NEEDED) or _best(cls, STORES)
     if lacking:
         raise InputError(
             f"{cls.__module__}.{cls.__qualname__}: not a cache that can be watched: no {', '.join(lacking)}"
         )
-    return {feature: lost for feature, calls in OPTIONAL.items() if (lost := lacks(cls, calls))}
+    return {feature: lost for feature, ways in OPTIONAL.items() if (lost := _best(cls, ways))}
+
+
+def _best(cls: type, ways: tuple[Calls, ...]) -> list[str]:
+    """What a class lacks for the way of which it lacks the least."""
+    return min((lacks(cls, calls) for calls in ways), key=len)

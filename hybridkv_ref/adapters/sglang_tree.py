@@ -6,6 +6,8 @@ Two forms of nodes are known: one with a field for each of two groups, and one w
 from dataclasses import dataclass
 from typing import Any
 
+from hybridkv_ref.errors import InputError
+
 FULL, WINDOW = 0, 1
 """The groups, as indices of a header's groups and of a node's components."""
 
@@ -27,6 +29,10 @@ class Tree:
         self.cache, self.page = cache, page
         self.slots = cache.token_to_kv_pool_allocator
         core = getattr(cache, "tree_core", cache)
+        if not hasattr(core, "root_node"):
+            raise InputError(
+                f"{type(core).__module__}.{type(core).__qualname__}: nodes that cannot be seen: no root_node"
+            )
         self.core = core
         self.many = hasattr(core.root_node, "component_data")
 

@@ -56,6 +56,7 @@ def test_driven_by_chance(driven: dict[str, dict[str, Any]], model: str) -> None
     assert one["evictions"] > 20
     assert one["hit_tokens"] == one["best_tokens"] > 0
     assert one["retracted"] > 0
+    assert one["missing"] == {}
 
 
 @pytest.mark.deep
