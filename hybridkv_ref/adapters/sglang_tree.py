@@ -28,12 +28,12 @@ class Tree:
     def __init__(self, cache: Any, page: int) -> None:
         self.cache, self.page = cache, page
         self.slots = cache.token_to_kv_pool_allocator
-        core = getattr(cache, "tree_core", cache)
-        if not hasattr(core, "root_node"):
-            raise InputError(
-                f"{type(core).__module__}.{type(core).__qualname__}: nodes that cannot be seen: no root_node"
-            )
-        self.core = core
+        self.core = core = getattr(cache, "tree_core", cache)
+        try:
+            core.root_node  # noqa: B018
+        except (AttributeError, NotImplementedError) as error:
+            kind = f"{type(core).__module__}.{type(core).__qualname__}"
+            raise InputError(f"{kind}: its nodes cannot be seen: {error}") from None
         self.many = hasattr(core.root_node, "component_data")
 
     def paged(self, slots: Any) -> list[int]:
