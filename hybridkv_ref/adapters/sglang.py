@@ -21,7 +21,7 @@ from typing import Any
 
 from hybridkv_ref import events as ev
 from hybridkv_ref.adapters.sglang_features import STORES, missing_features, rules_of
-from hybridkv_ref.adapters.sglang_tree import FULL, WINDOW, Entry, Tree
+from hybridkv_ref.adapters.sglang_tree import FULL, STATE, WINDOW, Entry, Tree
 from hybridkv_ref.events import Event, Header
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.recovery import group_of
@@ -64,12 +64,13 @@ class Attached:
         self.missing, self.rules = missing_features(type(cache)), rules_of(type(cache))
         self.page, self.names = header.unit, [g.name for g in header.groups]
         self.needs = [group_of(g, spec) for g in header.groups]
-        self.tree = Tree(cache, self.page)
+        self.tree = Tree(cache, self.page, self.needs[1].exact)
         self.rows, self.slots = cache.req_to_token_pool, cache.token_to_kv_pool_allocator
         self.lives: dict[str, Life] = {}
         self.locks: list[Lock] = []
         self.named: list[dict[int, Entry]] = [{}, {}]
         self.inside: list[Life | None] = []
+        self.storing: Life | None = None
         self.count = 0
         self._watch(cache, "match_prefix", self._match)
         for owner, name in self._lock_calls():
@@ -111,6 +112,7 @@ class Attached:
         life = self._life(req)
         self._progress(life)
         life.ending = life.ending or name in ("cache_finished_req", "claim_kv_row")
+        self.storing = life
         with self._call(life):
             return call(req, *args, **kwargs)
 
@@ -122,7 +124,7 @@ class Attached:
                 slots = result.device_indices
             else:
                 slots = self.cache.path_device_indices(result.last_device_node)[: result.device_prefix_len]
-            self._look(life, slots)
+            self._look(life, slots, result.last_device_node)
         return result
 
     def _locked(self, gains: bool, call: Callable[..., Any], node: Any, *args: Any, **kwargs: Any) -> Any:
@@ -137,7 +139,8 @@ class Attached:
                     change = now[group] - locks[group]
                     if change:
                         changed[group].update({p: change for p in pages[group] if p})
-                    if change > 0 and not all(pages[group]) and not self.rules.locked_tombstones:
+                    legal = self.tree.states or self.rules.locked_tombstones or all(pages[group])
+                    if change > 0 and not legal:
                         self.sink(ev.Pin("tombstone", self.names[group], self.tree.free()[group][:1]))
             if gains:
                 self._gain(node, changed)
@@ -229,9 +232,14 @@ class Attached:
             self.sink(ev.Accept(life.req.rid, len(tokens), self._ids(tokens, life.told)))
             life.told = len(tokens)
 
-    def _look(self, life: Life, slots: Any) -> None:
+    def _look(self, life: Life, slots: Any, node: Any) -> None:
         life.used = len(slots)
-        found = dict(zip(self.names, (self.tree.paged(slots), self.tree.window(slots)), strict=True))
+        if self.tree.states:
+            ends = [self.tree.pages(n)[STATE][-1] for n in self.tree.way(node)[:1]]
+            second = [*[0] * (life.used - 1), *ends]
+        else:
+            second = self.tree.window(slots)
+        found = dict(zip(self.names, (self.tree.paged(slots), second), strict=True))
         blocks = {name: pages for name, pages in found.items() if any(pages)}
         self.sink(ev.Lookup(life.req.rid, life.used, blocks=blocks))
 
@@ -243,13 +251,14 @@ class Attached:
         if first:
             self._adopt(life)
         life.running = True
-        self._take(life)
+        self._take(life, lo)
         reads = []
         for group, need in enumerate(self.needs):
             low = need.need(lo, lo)[0]
-            if lo > low and (low or first):
+            if lo > low and (first or (low and not need.exact)):
                 low -= low % self.page
-                reads.append(ev.Span(need.name, self._row(req, group, low, lo), low, lo))
+                pages = [*life.locks[-1].pages[STATE]] if need.exact else self._row(req, group, low, lo)
+                reads.append(ev.Span(need.name, pages, low, lo))
         self._dispatch(life, lo, hi, reads)
         self._balance()
 
@@ -287,21 +296,33 @@ class Attached:
                 self.sink(ev.Pin(life.req.rid, self.names[group], pages))
                 life.held[group] |= dict.fromkeys(pages, 0)
 
-    def _take(self, life: Life) -> None:
-        """New pages of the request's own part of its row."""
+    def _take(self, life: Life, begin: int) -> None:
+        """New pages of the request's own part of its row, and its state, which begins where its step does."""
         lo, hi = life.req.kv.cache_protected_len, life.req.kv.kv_allocated_len
+        if self.tree.states:
+            self._take_state(life, int(life.req.kv.mamba_pool_idx), begin)
         for group in (FULL, WINDOW):
-            for place, page in enumerate(self._row(life.req, group, lo, hi)):
+            for place, page in enumerate(() if self._is_state(group) else self._row(life.req, group, lo, hi)):
                 if page and page not in life.held[group]:
                     self.sink(ev.Allocate(life.req.rid, self.names[group], [page], lo + place * self.page))
                     life.held[group][page] = 0
 
+    def _take_state(self, life: Life, slot: int, at: int) -> None:
+        if slot not in life.held[STATE]:
+            self.sink(ev.Allocate(life.req.rid, self.names[STATE], [slot], at))
+            life.held[STATE][slot] = 0
+
     # -- what can be seen ------------------------------------------------------------------------------------------
+
+    def _is_state(self, group: int) -> bool:
+        return self.tree.states and group == STATE
 
     def _row(self, req: Any, group: int, lo: int, hi: int) -> list[int]:
         """The pages of [lo, hi) of a request's row; ``lo`` begins a page."""
         if req.kv.req_pool_idx is None or hi <= lo:
             return []
+        if self.tree.states and group == STATE:
+            return [int(req.kv.mamba_pool_idx)] if req.kv.mamba_pool_idx is not None else []
         slots = self.rows.req_to_token[req.kv.req_pool_idx, lo:hi]
         return self.tree.paged(slots) if group == FULL else self.tree.window(slots)
 
@@ -311,7 +332,8 @@ class Attached:
         for group in (FULL, WINDOW):
             pages = {p for lock in life.locks for p in lock.pages[group]}
             if life.running:
-                pages |= set(self._row(life.req, group, life.req.kv.cache_protected_len, life.req.kv.kv_allocated_len))
+                lo = 0 if self._is_state(group) else life.req.kv.cache_protected_len
+                pages |= set(self._row(life.req, group, lo, life.req.kv.kv_allocated_len))
             kept.append(pages - {0})
         return kept
 
@@ -333,10 +355,12 @@ class Attached:
             [e for k, e in old.items() if k not in new or new[k].page != e.page]
             for new, old in zip(now, self.named, strict=True)
         ]
-        self._come(came)
         for group in (WINDOW, FULL):
             if gone := sorted(went[group], key=lambda e: -e.depth):
                 self.sink(ev.KeyRemove(self.names[group], [str(e.key) for e in gone], [e.page for e in gone]))
+        if self.tree.states:
+            self._copied(came[STATE])
+        self._come(came)
         self.named = now
         for life in list(self.lives.values()):
             if life.running and not life.ending:
@@ -346,6 +370,19 @@ class Attached:
                 else:
                     self._let_go(life, kept)
         self._balance()
+
+    def _copied(self, came: list[Entry]) -> None:
+        """States that a request copied for the tree: a new slot each, written up to the request's position."""
+        for e in came:
+            life = self.storing
+            if life is not None and e.page not in life.held[STATE]:
+                step = life.step
+                self._take_state(life, e.page, e.depth)
+                self.count += 1
+                write = ev.Span(self.names[STATE], [e.page], e.depth, e.depth + 1)
+                self.sink(ev.Dispatch(f"copy{self.count}", life.req.rid, [], [write]))
+                self.sink(ev.Complete(f"copy{self.count}"))
+                life.step = step
 
     def _come(self, came: list[list[Entry]]) -> None:
         for group in (FULL, WINDOW):
@@ -369,9 +406,9 @@ class Attached:
         self.sink(ev.Preempt(req.rid))
         self._let_go(life, [set(), set()])
         lo = req.kv.cache_protected_len
-        self._look(life, self.rows.req_to_token[req.kv.req_pool_idx, :lo].long())
+        self._look(life, self.rows.req_to_token[req.kv.req_pool_idx, :lo].long(), req.last_node)
         self._pin(life)
-        self._take(life)
+        self._take(life, lo)
         if sent > lo:
             self._dispatch(life, lo, sent, [])
             self._complete(life)
@@ -382,9 +419,13 @@ class Attached:
             return
         for group, free in enumerate(self.tree.free()):
             used = {e.page for e in self.named[group].values()}
+            kept = 0
             for life in self.lives.values():
                 used |= life.held[group].keys()
+                kept += self._is_state(group) and not life.running and life.req.kv.mamba_pool_idx is not None
             if lost := used.intersection(free):
                 self.sink(ev.Evict(self.names[group], sorted(lost)))
             room = self.header.groups[group].capacity - 1
-            self.sink(ev.Measure("pool", self.names[group], free=len(free), used=len(used), capacity=room))
+            self.sink(
+                ev.Measure("pool", self.names[group], free=len(free), used=len(used), reserved=kept, capacity=room)
+            )

@@ -100,9 +100,11 @@ def build(model: Model, page: int, pages: int, window_pages: int, longest: int) 
     ``longest`` is the most tokens of a request. InputError for another geometry.
     """
     shapes = sorted(g.shape for g in model.groups)
-    if shapes != ["entries", "window"]:
-        raise InputError(f"{model.name}: expected full attention and one window, got {', '.join(shapes)}")
     prepare()
+    if shapes == ["entries", "state"]:
+        return _with_states(page, pages, window_pages, longest), describe(model, page, pages, window_pages)
+    if shapes != ["entries", "window"]:
+        raise InputError(f"{model.name}: expected full attention and one window or states, got {', '.join(shapes)}")
     import torch
 
     init, memory = (importlib.import_module(f"{MEMORY}.{m}") for m in ("cache_init_params", "memory_pool"))
@@ -129,13 +131,54 @@ def build(model: Model, page: int, pages: int, window_pages: int, longest: int) 
     return cls(init.CacheInitParams(**wanted)), describe(model, page, pages, window_pages)
 
 
+def _with_states(page: int, pages: int, states: int, longest: int) -> Any:
+    """A real cache of full attention and states; ``page`` 1 only, as the engine has it without a buffer of its own."""
+    import torch
+
+    state, init, memory = (
+        importlib.import_module(name)
+        for name in ("sglang.srt.configs.mamba_utils", f"{MEMORY}.cache_init_params", f"{MEMORY}.memory_pool")
+    )
+    shape = state.Mamba2StateShape.create(
+        tp_world_size=1, intermediate_size=16, n_groups=1, num_heads=2, head_dim=8, state_size=4, conv_kernel=4
+    )
+    dtype = state.Mamba2StateDType(conv=torch.float32, temporal=torch.float32)
+    rows = memory.HybridReqToTokenPool(
+        size=ROWS, mamba_size=states, mamba_spec_state_size=ROWS, max_context_len=longest, device="cpu",
+        enable_memory_saver=False, cache_params=state.Mamba2CacheParams(shape=shape, layers=[0], dtype=dtype),
+        mamba_layer_ids=[0], enable_mamba_extra_buffer=False, enable_overlap_schedule=False,
+    )  # fmt: skip
+    common = {"page_size": page, "dtype": torch.bfloat16, "device": "cpu"}
+    pool = memory.MHATokenToKVPool(
+        size=pages * page, **common, head_num=1, head_dim=2, layer_num=1, enable_memory_saver=False
+    )
+    slots = importlib.import_module(f"{MEMORY}.allocator.token").TokenToKVPoolAllocator(
+        pages * page, torch.bfloat16, "cpu", pool, False
+    )
+    wanted: dict[str, Any] = {
+        "disable": False, "req_to_token_pool": rows, "token_to_kv_pool_allocator": slots, "page_size": page,
+        "enable_kv_cache_events": True,
+    }  # fmt: skip
+    try:
+        module = importlib.import_module(f"{MEMORY}.mamba_radix_cache")
+        cls = module.MambaRadixCache
+    except ImportError:
+        cls = importlib.import_module(f"{MEMORY}.unified_radix_cache").UnifiedRadixCache
+        module = importlib.import_module(f"{MEMORY}.unified_cache.components.mamba")
+        kinds = importlib.import_module(f"{MEMORY}.unified_cache.component_type").ComponentType
+        wanted["tree_components"] = (kinds.FULL, kinds.MAMBA)
+    vars(module)["mamba_cache_chunk_size"] = lambda: page
+    missing_features(cls)
+    return cls(init.CacheInitParams(**wanted))
+
+
 def describe(model: Model, page: int, pages: int, window_pages: int) -> Header:
     """The header for a cache of a model's groups: full attention first."""
     import sglang
 
     groups = []
     for g in sorted(model.groups, key=lambda g: g.shape):
-        room = (window_pages if g.span else pages) + 1
+        room = (pages if g.shape == "entries" else window_pages) + 1
         groups.append(GroupSpec(g.name, g.kind, page, g.ratio or 1, g.halo or 0, g.span or 0, capacity=room))
     engine = Engine("sglang", str(getattr(sglang, "__version__", "")))
     return Header(

@@ -8,8 +8,11 @@ from typing import Any
 
 from hybridkv_ref.errors import InputError
 
-FULL, WINDOW = 0, 1
-"""The groups, as indices of a header's groups and of a node's components."""
+FULL, WINDOW, STATE = 0, 1, 1
+"""The groups, as indices of a header's groups: full attention, and either a window or states."""
+
+COMPONENT = {"window": 1, "state": 2}
+"""The second group's index among a node's components."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +26,11 @@ class Entry:
 
 
 class Tree:
-    """Reads one cache. Pages are numbers of whole pages, 0 where there is none."""
+    """Reads one cache. Pages are numbers of whole pages, 0 where there is none; a state stands at its last token."""
 
-    def __init__(self, cache: Any, page: int) -> None:
-        self.cache, self.page = cache, page
+    def __init__(self, cache: Any, page: int, states: bool) -> None:
+        self.cache, self.page, self.states = cache, page, states
+        self.second = COMPONENT["state" if states else "window"]
         self.slots = cache.token_to_kv_pool_allocator
         self.core = core = getattr(cache, "tree_core", cache)
         try:
@@ -49,18 +53,27 @@ class Tree:
         count = -(-len(node.key) // self.page)
         if not self.many:
             full = self.paged(node.value)
+            if self.states:
+                return full, self._at_end(node.mamba_value, count)
             return full, [0] * count if node.swa_tombstone else self.window(node.value)
         found = []
-        for index in (FULL, WINDOW):
+        for index in (FULL, self.second):
             value = node.component_data[index].value
-            found.append([0] * count if value is None else self.paged(value))
+            if index == COMPONENT["state"]:
+                found.append(self._at_end(value, count))
+            else:
+                found.append([0] * count if value is None else self.paged(value))
         return found[0], found[1]
+
+    @staticmethod
+    def _at_end(value: Any, count: int) -> list[int]:
+        return [*[0] * (count - 1), 0 if value is None else int(value[0])]
 
     def locks(self, node: Any) -> tuple[int, int]:
         """How often a node is locked, by group."""
         if not self.many:
-            return node.full_lock_ref, node.swa_lock_ref
-        return node.component_data[FULL].lock_ref, node.component_data[WINDOW].lock_ref
+            return node.full_lock_ref, node.mamba_lock_ref if self.states else node.swa_lock_ref
+        return node.component_data[FULL].lock_ref, node.component_data[self.second].lock_ref
 
     def way(self, handle: Any) -> list[Any]:
         """The nodes from a handle up to the root, which is left out."""
@@ -89,5 +102,8 @@ class Tree:
 
     def free(self) -> list[list[int]]:
         """The free pages of each group's pool, as often as they are free."""
+        if self.states:
+            pool = self.cache.req_to_token_pool.mamba_allocator
+            return [self.slots.free_pages.tolist(), pool.free_slots.tolist()]
         pools = (self.slots.full_attn_allocator, self.slots.swa_attn_allocator)
         return [(pool.get_all_free_pages() if self.page > 1 else pool.free_pages).tolist() for pool in pools]

@@ -34,7 +34,7 @@ def geometry(name: str) -> tuple[Model, int, int]:
     base, _, page = name.partition("@")
     base, _, given = base.partition(":")
     model = load_model(base)
-    window = int(given) if given else next(g.span for g in model.groups if g.span) or 1
+    window = int(given) if given else max(g.span or 1 for g in model.groups)
     groups = [msgspec.structs.replace(g, window=window) if g.span else g for g in model.groups]
     return msgspec.structs.replace(model, groups=tuple(groups)), window, int(page or 1)
 
@@ -66,7 +66,7 @@ class Driver:
         self.attached = Attached(self.cache, self.header, self.hear)
         self.slots = self.cache.token_to_kv_pool_allocator
         self.by_node = hasattr(self.cache, "cache_unfinished_req")
-        self.window = window - 1
+        self.window, self.states = window - 1, self.cache.supports_mamba()
         self.stems = [[self.chance.randrange(1 << 16) for _ in range(self.room)] for _ in range(3)]
         self.waiting: list[Any] = []
         self.running: list[Any] = []
@@ -112,6 +112,9 @@ class Driver:
 
     def fits(self, count: int) -> bool:
         need = count + self.page
+        if self.states:
+            free = self.cache.req_to_token_pool.mamba_allocator.available_size() + self.cache.mamba_evictable_size()
+            return bool(free > 2 and need <= self.slots.available_size() + self.cache.full_evictable_size())
         full = self.slots.full_available_size() + self.cache.full_evictable_size()
         return bool(need <= full and need <= self.slots.swa_available_size() + self.cache.swa_evictable_size())
 
@@ -138,6 +141,8 @@ class Driver:
         self.running.append(req)
         self.stats["begun"] += 1
         indices = req.prefix_indices if self.by_node else self.cache.prefix_device_indices(req)
+        if self.states and not self.cache.req_to_token_pool.mamba_allocator.available_size():
+            self.cache.evict(self.evicting(mamba_num=1))
         self.cache.req_to_token_pool.alloc([req])
         self.cache.req_to_token_pool.write((req.kv.req_pool_idx, slice(0, used)), indices.int())
         self.extend(req, used, used + count)
@@ -184,7 +189,8 @@ class Driver:
             if victim is req:
                 return
         if decoding:
-            self.slide(req)
+            if not self.states:
+                self.slide(req)
             req.decode_batch_idx += 1
         self.extend(req, done, done + count)
 
@@ -274,7 +280,7 @@ class Driver:
             if len(req.output_ids) > self.limits[req.rid] or c.random() < 0.02 or self.size(req) > self.longest - 40:
                 self.stop(req, self.engine.FINISH_ABORT() if c.random() < 0.3 else self.engine.FINISH_LENGTH(1))
         if self.waiting and c.random() < 0.03:
-            self.attached.dropped(self.waiting.pop())
+            self.drop(self.waiting.pop())
         if self.waiting and c.random() < 0.05:
             req = self.waiting[-1]
             req.init_next_round_input(self.cache)
@@ -284,15 +290,26 @@ class Driver:
         if c.random() < 0.15:
             some = c.randint(1, 12) * self.scale
             full, window = c.choice(((0, some), (some, 0), (some, some)))
-            self.cache.evict(self.evicting(num_tokens=full, swa_num_tokens=window))
+            if self.states:
+                self.cache.evict(self.evicting(num_tokens=full, mamba_num=min(window, 3)))
+            else:
+                self.cache.evict(self.evicting(num_tokens=full, swa_num_tokens=window))
             self.stats["evictions"] += 1
         if c.random() < 0.005:
             self.end()
             if c.random() < 0.5:
                 self.cache.reset()
                 self.slots.clear()
+                if self.states:
+                    self.cache.req_to_token_pool.mamba_allocator.clear()
                 self.attached.cleared()
                 self.stats["resets"] += 1
+
+    def drop(self, req: Any) -> None:
+        """Gives up a request that waits; it may have a state's slot already."""
+        if req.kv.holds_mamba:
+            self.common.release_kv_cache(req, self.cache, **{"is_insert" if self.by_node else "checkpoint": False})
+        self.attached.dropped(req)
 
     def end(self) -> None:
         for req in list(self.running):
@@ -300,7 +317,7 @@ class Driver:
         while self.locks:
             self.unlock(*self.locks.pop())
         for req in self.waiting:
-            self.attached.dropped(req)
+            self.drop(req)
         self.waiting.clear()
         self.hear(Drain())
 
