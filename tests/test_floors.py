@@ -216,6 +216,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "adapters.sglang",
         "adapters.sglang_build",
         "adapters.sglang_features",
+        "adapters.sglang_records",
         "adapters.sglang_tree",
         "adapters.vllm",
         "adapters.vllm_build",

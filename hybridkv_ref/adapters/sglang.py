@@ -14,46 +14,17 @@ Hidden from the cache, and told by the caller: a step that begins (``began``) an
 from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hybridkv_ref import events as ev
 from hybridkv_ref.adapters.sglang_features import STORES, missing_features, rules_of
+from hybridkv_ref.adapters.sglang_records import Life, Lock, receipt_of
 from hybridkv_ref.adapters.sglang_tree import FULL, STATE, WINDOW, Entry, Tree
 from hybridkv_ref.events import Event, Header
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.recovery import group_of
-
-
-@dataclass(slots=True)
-class Lock:
-    """A lock on the way from a node to the root: its holder, and the pages of each group on which it counts."""
-
-    name: str
-    node: Any
-    pages: list[Counter[int]]
-
-
-@dataclass(slots=True)
-class Life:
-    """What was last seen of a request."""
-
-    req: Any
-    told: int
-    used: int = 0
-    sent: int = 0
-    step: str = ""
-    running: bool = False
-    ending: bool = False
-    held: list[dict[int, int]] = field(default_factory=lambda: [{}, {}])
-    locks: list[Lock] = field(default_factory=list)
-
-
-def _receipt(req: Any) -> Any:
-    """What the scheduler keeps of a request's lock."""
-    return getattr(req, "lock_receipt", None) or getattr(getattr(req, "lock", None), "receipt", None)
 
 
 class Attached:
@@ -164,7 +135,7 @@ class Attached:
         """The lock that goes: of the request whose call or receipt this is, else one of nobody's."""
         own = [one for one in self.inside if one is not None]
         own += [
-            one for one in self.lives.values() if one.ending or (receipt is not None and _receipt(one.req) is receipt)
+            one for one in self.lives.values() if one.ending or (receipt is not None and receipt_of(one.req) is receipt)
         ]
         places = [one.locks for one in own] or [self.locks, *(one.locks for one in self.lives.values())]
         for place in places:
@@ -376,13 +347,11 @@ class Attached:
         for e in came:
             life = self.storing
             if life is not None and e.page not in life.held[STATE]:
-                step = life.step
                 self._take_state(life, e.page, e.depth)
                 self.count += 1
                 write = ev.Span(self.names[STATE], [e.page], e.depth, e.depth + 1)
                 self.sink(ev.Dispatch(f"copy{self.count}", life.req.rid, [], [write]))
                 self.sink(ev.Complete(f"copy{self.count}"))
-                life.step = step
 
     def _come(self, came: list[list[Entry]]) -> None:
         for group in (FULL, WINDOW):

@@ -167,7 +167,10 @@ def _with_states(page: int, pages: int, states: int, longest: int) -> Any:
         module = importlib.import_module(f"{MEMORY}.unified_cache.components.mamba")
         kinds = importlib.import_module(f"{MEMORY}.unified_cache.component_type").ComponentType
         wanted["tree_components"] = (kinds.FULL, kinds.MAMBA)
-    vars(module)["mamba_cache_chunk_size"] = lambda: page
+    limits = SimpleNamespace(mamba=SimpleNamespace(mamba_max_states_per_path=-1, enable_mamba_extra_buffer_lazy=False))
+    vars(module).update(
+        mamba_cache_chunk_size=lambda: page, mamba_checkpoint_grid=lambda tree_page: page, get_exec=lambda: limits
+    )
     missing_features(cls)
     return cls(init.CacheInitParams(**wanted))
 

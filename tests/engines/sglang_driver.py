@@ -25,7 +25,14 @@ from hybridkv_ref.models import Model, load_model
 from hybridkv_ref.oracle_records import Refusal
 
 warnings.filterwarnings("ignore")
-MODELS = ("gpt-oss-20b:9@1", "gpt-oss-20b:9@4", "gpt-oss-20b:4@2", "gpt-oss-20b@16", "gemma-3-27b@64")
+MODELS = (
+    "gpt-oss-20b:9@1",
+    "gpt-oss-20b:9@4",
+    "gpt-oss-20b:4@2",
+    "gpt-oss-20b@16",
+    "gemma-3-27b@64",
+    "qwen3-next-80b-a3b@1",
+)
 """After a colon: another window than the model's. After @: tokens of a page."""
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from engine_env import CHECKOUT, HERE, SGLANG_VARIABLE, RunIn, lines
 
-MODELS = ("gpt-oss-20b:9@1", "gpt-oss-20b:9@4", "gpt-oss-20b:4@2", "gpt-oss-20b@16", "gemma-3-27b@64")
+WINDOWS = ("gpt-oss-20b:9@1", "gpt-oss-20b:9@4", "gpt-oss-20b:4@2", "gpt-oss-20b@16", "gemma-3-27b@64")
+MODELS = (*WINDOWS, "qwen3-next-80b-a3b@1")
 PYTHONS = [p for p in os.environ.get(SGLANG_VARIABLE, "").split(os.pathsep) if p]
 FINDINGS = {
     "announced_without_its_window": ("SWARadixCache", "UnifiedRadixCache"),
@@ -56,7 +57,7 @@ def test_driven_by_chance(driven: dict[str, dict[str, Any]], model: str) -> None
     assert one["evictions"] > 20
     assert one["hit_tokens"] == one["best_tokens"] > 0
     assert one["retracted"] > 0
-    assert one["missing"] == {}
+    assert one["missing"] == {} or model not in WINDOWS
 
 
 @pytest.mark.deep
