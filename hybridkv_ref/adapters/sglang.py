@@ -4,9 +4,9 @@ Only calls of the cache, of its slot allocator and of its request pool are watch
 tree's pages and locks, the row of each request, the pools' free pages. Nothing here says what is legal.
 
 A page of the tree is an entry of the index. A request holds the pages of its own part of its row, and those on which
-its lock counts. A lock is another holder's until its request computes. When a request's tokens are stored and the tree
-had some of them, the engine frees the request's pages and gives it the tree's: told as a preemption that looks up at
-once, after which the rows of its own last page are written again.
+its lock counts. A lock is another holder's until its request computes. Where the tree has
+some of the tokens that a request stores, its pages are freed and it gets the tree's: told as a preemption that looks up
+at once, after which the rows of its last page are written again. A state's slot stands for a page.
 
 Hidden from the cache, and told by the caller: a step that begins (``began``) and ends (``ended``).
 """
@@ -157,9 +157,8 @@ class Attached:
         life = self._life(req)
         with self._call(life):
             result = call(req)
-        name, over = req.rid, req.finished()
         self._complete(life)
-        aborted = over and "ABORT" in type(req.finished_reason).__name__
+        name, over, aborted = req.rid, req.finished(), "ABORT" in type(req.finished_reason).__name__
         self.sink(ev.Abort(name) if aborted else ev.Finish(name) if over else ev.Preempt(name))
         life.ending = life.running = False
         self._let_go(life, self._kept(life))
@@ -208,6 +207,7 @@ class Attached:
         if self.tree.states:
             ends = [self.tree.pages(n)[STATE][-1] for n in self.tree.way(node)[:1]]
             second = [*[0] * (life.used - 1), *ends]
+            life.state = ends[0] if ends else 0
         else:
             second = self.tree.window(slots)
         found = dict(zip(self.names, (self.tree.paged(slots), second), strict=True))
@@ -228,7 +228,7 @@ class Attached:
             low = need.need(lo, lo)[0]
             if lo > low and (first or (low and not need.exact)):
                 low -= low % self.page
-                pages = [*life.locks[-1].pages[STATE]] if need.exact else self._row(req, group, low, lo)
+                pages = [life.state] if need.exact else self._row(req, group, low, lo)
                 reads.append(ev.Span(need.name, pages, low, lo))
         self._dispatch(life, lo, hi, reads)
         self._balance()

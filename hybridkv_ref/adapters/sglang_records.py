@@ -16,11 +16,12 @@ class Lock:
 
 @dataclass(slots=True)
 class Life:
-    """What was last seen of a request."""
+    """What was last seen of a request; ``state``: the slot that its hit ends in."""
 
     req: Any
     told: int
     used: int = 0
+    state: int = 0
     sent: int = 0
     step: str = ""
     running: bool = False

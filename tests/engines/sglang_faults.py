@@ -19,22 +19,23 @@ from typing import Any
 
 from sglang_driver import Driver
 
-from hybridkv_ref.adapters.sglang_build import MEMORY, prepare
+from hybridkv_ref.adapters.sglang_build import MEMORY, cache_class, prepare
 
 Change = Callable[[Any], Any]
-FAULTS: dict[str, tuple[int, set[str], list[tuple[str, str, str]], Change]] = {}
-"""name -> (page size, rules of which one must be named, places: module, class or nothing, attribute; old -> new)."""
+FAULTS: dict[str, tuple[str, set[str], list[tuple[str, str, str]], Change]] = {}
+"""name -> (model, rules of which one must be named, places: module, class or nothing, attribute; old -> new)."""
 
 SWA, UNIFIED = "swa_radix_cache", "unified_radix_cache"
+SMALL, STATES, MAMBA = "gpt-oss-20b:9@1", "qwen3-next-80b-a3b@1", "mamba_radix_cache"
 CORE, PARTS = "unified_cache.unified_tree_core", "unified_cache.components"
 
 
-def fault(name: str, rules: str, *places: str, page: int = 1) -> Callable[[Change], Change]:
+def fault(name: str, rules: str, *places: str, model: str = SMALL) -> Callable[[Change], Change]:
     """Enters a fault; it is planted at the first of its places that there is."""
 
     def enter(change: Change) -> Change:
         split = [tuple(place.split(":")) for place in places]
-        FAULTS[name] = (page, set(rules.split()), split, change)  # type: ignore[assignment]
+        FAULTS[name] = (model, set(rules.split()), split, change)  # type: ignore[assignment]
         return change
 
     return enter
@@ -144,7 +145,12 @@ def _(old: Any) -> Any:
     return tombstone
 
 
-@fault("a page is freed twice", "HKV-ACC-001", "allocator.paged:PagedTokenToKVPoolAllocator:free_page_ids", page=4)
+@fault(
+    "a page is freed twice",
+    "HKV-ACC-001 HKV-REF-004",
+    "allocator.paged:PagedTokenToKVPoolAllocator:free_page_ids",
+    model="gpt-oss-20b:9@4",
+)
 def _(old: Any) -> Any:
     def free(self: Any, pages: Any) -> None:
         old(self, pages)
@@ -199,17 +205,6 @@ def _(old: Any) -> Any:
     return evict
 
 
-@fault("a release of the window frees more than was locked", "HKV-SWA-003 HKV-L1-004 HKV-REF-004",
-       f"{SWA}:SWARadixCache:dec_swa_lock_only")  # fmt: skip
-def _(old: Any) -> Any:
-    def release(self: Any, node: Any, params: Any) -> Any:
-        if node.swa_lock_ref > 1:
-            old(self, node, params)
-        return old(self, node, params)
-
-    return release
-
-
 @fault("a lock counts on a window that is gone", "HKV-S3-011", f"{SWA}:SWARadixCache:inc_lock_ref")
 def _(old: Any) -> Any:
     """Legal in a later release, where a lock may span such nodes; here the engine's own comment forbids it."""
@@ -224,7 +219,34 @@ def _(old: Any) -> Any:
     return lock
 
 
+@fault("a lock leaves out the state", "HKV-L1-004 HKV-S3-001", f"{MAMBA}:MambaRadixCache:inc_lock_ref",
+       f"{PARTS}.mamba:MambaComponent:acquire_component_lock", model=STATES)  # fmt: skip
+def _(old: Any) -> Any:
+    def lock(self: Any, node: Any, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs:
+            return args[0] if args else kwargs["result"]
+        result = old(self, node)
+        if getattr(node, "mamba_value", None) is not None:
+            node.mamba_lock_ref -= 1
+        return result
+
+    return lock
+
+
+@fault("a hit does not ask for its state", "HKV-REC-001 HKV-POS-001 HKV-L3-001",
+       f"{PARTS}.mamba:MambaComponent:create_match_validator", model=STATES)  # fmt: skip
+def _(old: Any) -> Any:
+    return lambda self, *args, **kwargs: lambda node: True
+
+
+@fault("an evicted state keeps its slot", "HKV-ACC-001", f"{MAMBA}:MambaRadixCache:_free_mamba_value", model=STATES)
+def _(old: Any) -> Any:
+    return lambda self, value: None
+
+
 def _place(module: str, owner: str, attribute: str) -> tuple[Any, str] | None:
+    if module.startswith("unified") and cache_class().__name__ == "SWARadixCache":
+        return None  # there, and not what is driven
     base = "sglang.srt" if module.startswith("managers.") else MEMORY
     if importlib.util.find_spec(f"{base}.{module}") is None:
         return None
@@ -252,13 +274,13 @@ def planted(name: str) -> Iterator[bool]:
 
 def hunt(name: str, steps: int = 400, seeds: int = 3) -> dict[str, Any] | None:
     """Drives the engine with this fault until the oracle refuses something."""
-    page, rules = FAULTS[name][:2]
+    model, rules = FAULTS[name][:2]
     stopped, total = "", 0
     with planted(name) as there:
         if not there:
             return None
         for seed in range(1, seeds + 1):
-            driver = Driver(f"gpt-oss-20b:9@{page}", seed)
+            driver = Driver(model, seed)
             try:
                 for _ in range(steps):
                     driver.step()
