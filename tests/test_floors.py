@@ -237,6 +237,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "adapters": (
         "adapters",
         "adapters.event_stream",
+        "adapters.sglang",
+        "adapters.sglang_build",
+        "adapters.sglang_features",
+        "adapters.sglang_records",
+        "adapters.sglang_tree",
         "adapters.vllm",
         "adapters.vllm_build",
         "adapters.vllm_features",

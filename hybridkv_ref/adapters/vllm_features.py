@@ -35,14 +35,15 @@ def call_names() -> tuple[str, ...]:
 
 def missing_features(cls: type) -> dict[str, list[str]]:
     """What a manager's class lacks, calls or parameters by feature; InputError where it cannot be watched at all."""
-    if lacking := _lacks(cls, NEEDED):
+    if lacking := lacks(cls, NEEDED):
         raise InputError(
             f"{cls.__module__}.{cls.__qualname__}: not a manager that can be watched: no {', '.join(lacking)}"
         )
-    return {feature: lost for feature, calls in OPTIONAL.items() if (lost := _lacks(cls, calls))}
+    return {feature: lost for feature, calls in OPTIONAL.items() if (lost := lacks(cls, calls))}
 
 
-def _lacks(cls: type, calls: Calls) -> list[str]:
+def lacks(cls: type, calls: Calls) -> list[str]:
+    """Which of these calls and parameters a class has not."""
     missing = []
     for name, parameters in calls.items():
         call = getattr(cls, name, None)

@@ -11,6 +11,9 @@ CHECKOUT = HERE.parents[1]
 VARIABLE = "HYBRIDKV_VLLM_PYTHON"
 """The interpreter of an environment that holds vLLM and what hybridkv-ref needs."""
 
+SGLANG_VARIABLE = "HYBRIDKV_SGLANG_PYTHON"
+"""The same for SGLang: one interpreter, or several apart as folders of PATH are."""
+
 RunIn = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
