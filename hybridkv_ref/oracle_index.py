@@ -134,7 +134,8 @@ class Index:
             if tree and not live:
                 below = self.blocks.below.get((e.tier, g.index, key), ())
                 state.fire(on.other["leaf"], len(below), segment=(e.group, key))
-                self.forget_child(tier.name, g.index, key, entry)
+            if tree:
+                self.forget_child(tier.name, g.index, key, entry, last=not live)
             if entry is None or tier.blocks[g.index].get(entry.number) is not entry:
                 continue
             where = (e.group, entry.number)
@@ -173,9 +174,11 @@ class Index:
                         self.state.lose(tier, g, block)
         return idle[0] if idle else 0
 
-    def forget_child(self, tier: str, group: int, key: str, entry: Entry) -> None:
-        """The entry continues no other one any more."""
-        parent = self.parents.pop((tier, group, key), "")
+    def forget_child(self, tier: str, group: int, key: str, entry: Entry, last: bool) -> None:
+        """The entry continues no other one any more; ``last``: of those of its key."""
+        parent = self.parents.get((tier, group, key), "")
+        if last:
+            self.parents.pop((tier, group, key), None)
         for above in {tier, DEVICE} if entry is not None else ():
             below = self.blocks.below.get((above, group, parent), [])
             if entry in below:

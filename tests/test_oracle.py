@@ -127,6 +127,20 @@ def test_two_readers_at_once_hold_the_same_blocks() -> None:
     assert refusals(header(), *events, *leave("c", blocks), Drain()) == ()
 
 
+def test_an_equal_entry_that_goes_first_is_no_child_of_its_parent_any_more() -> None:
+    """Two blocks of one key: each is a child until its own entry goes, not until the last of them has gone."""
+    twice = [KeyPublish("full", ["k1", "k2"], [1, 2]), KeyPublish("full", ["k2"], [4], parent="k1")]
+    events = [
+        *fill("a", IDS[:2], {"full": [1, 2]}, publish=False),
+        *fill("b", IDS[:2], {"full": [3, 4]}, publish=False),
+    ]
+    gone = [KeyRemove("full", ["k2"], [2]), KeyRemove("full", ["k2"], [4])]
+    head, parent = header(claims=("tree",)), KeyRemove("full", ["k1"], [1])
+    assert refusals(head, *events, *twice, *gone, parent) == ()
+    assert only(head, *events, *twice, gone[0], parent).rules == ("HKV-CLOSED-001",)
+    assert only(head, *events, *twice, gone[1], parent).rules == ("HKV-CLOSED-001",)
+
+
 def test_a_late_completion_after_an_abort_is_silent() -> None:
     events: list[Event] = [Arrive("a", 32, ids=[1, 2]), Allocate("a", "full", [1, 2])]
     events += [Dispatch("s", "a", writes=[Span("full", [1, 2], 0, 32)]), Abort("a"), Complete("s"), Abort("a")]
