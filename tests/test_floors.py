@@ -212,9 +212,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "adapters": (
         "adapters",
+        "adapters.engine_report",
+        "adapters.engine_suite",
+        "adapters.engines",
         "adapters.event_stream",
         "adapters.vllm",
         "adapters.vllm_build",
+        "adapters.vllm_driver",
         "adapters.vllm_features",
         "adapters.vllm_index",
     ),

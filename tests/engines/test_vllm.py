@@ -6,7 +6,6 @@ Engines run in an interpreter of their own, named by an environment variable; wi
 import os
 import socket
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,30 +28,13 @@ PATCHED = (
 FINDINGS = tuple(sorted(p.stem for p in (HERE / "findings").glob("*.py")))
 
 
-@pytest.fixture(scope="session")
-def in_vllm() -> RunIn:
-    """Runs a script of this folder there; gives the finished process."""
-    python = os.environ.get(VARIABLE)
-    if not python:
-        pytest.skip(f"{VARIABLE} names no interpreter with vLLM")
-    if not Path(python).is_file():
-        pytest.skip(f"{VARIABLE}: no file {python}")
-    engine = {"HF_HUB_OFFLINE": "1", "VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR"}
-    env = dict(os.environ, PYTHONPATH=str(CHECKOUT), **engine)
-
-    def run(script: str, *args: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run([python, str(HERE / script), *args], env=env, capture_output=True, text=True, check=False)
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def driven(in_vllm: RunIn) -> dict[tuple[str, int], dict[str, Any]]:
     """Each model for some steps, with one and with two steps in flight."""
     found = [
         one
         for depth in (1, 2)
-        for one in lines(in_vllm("vllm_driver.py", "--steps", "300", "--depth", str(depth), "--model", *MODELS))
+        for one in lines(in_vllm("vllm_runs.py", "--steps", "300", "--depth", str(depth), "--model", *MODELS))
     ]
     return {(one["model"], one["depth"]): one for one in found}
 
@@ -79,7 +61,7 @@ def test_driven_by_chance(driven: dict[tuple[str, int], dict[str, Any]], model: 
 @pytest.mark.parametrize("model", MODELS)
 def test_driven_for_long(in_vllm: RunIn, model: str, depth: int) -> None:
     """20,000 steps per model: with drafts that are refused, and with two steps in flight."""
-    done = in_vllm("vllm_driver.py", "--steps", "4000", "--depth", str(depth), "--seed", *"12345", "--model", model)
+    done = in_vllm("vllm_runs.py", "--steps", "4000", "--depth", str(depth), "--seed", *"12345", "--model", model)
     assert [one["refusals"] for one in lines(done)] == [[]] * 5
 
 

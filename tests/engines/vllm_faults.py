@@ -21,7 +21,8 @@ from vllm.v1.core import kv_cache_coordinator as coordinator_module
 from vllm.v1.core import kv_cache_utils as utils_module
 from vllm.v1.core import single_type_kv_cache_manager as managers
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm_driver import Driver
+
+from hybridkv_ref.adapters.vllm_driver import Driver
 
 Pool, Hybrid = pool_module.BlockPool, coordinator_module.HybridKVCacheCoordinator
 Full, Window, State, Base = (

@@ -8,7 +8,8 @@ import time
 
 import zmq
 from vllm.distributed.kv_events import KVEventBatch, ZmqEventPublisher
-from vllm_driver import Driver
+
+from hybridkv_ref.adapters.vllm_driver import Driver
 
 if __name__ == "__main__":
     address, model, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
