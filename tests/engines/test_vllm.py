@@ -103,6 +103,7 @@ def test_live_from_the_engines_own_publisher(in_vllm: RunIn) -> None:
     command = [python, str(HERE / "vllm_publisher.py"), address.replace("127.0.0.1", "*"), "gpt-oss-20b", "60"]
     pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, env=env, text=True, **pipe) as publisher:  # type: ignore[call-overload]
+        assert publisher.stdout.readline() == "ready\n"
         reader = [python, "-m", "hybridkv_ref.cli", "events", address, "--format", "vllm", "--idle", "8"]
         with subprocess.Popen(reader, env=env, text=True, stdout=subprocess.PIPE) as live:
             count = int(publisher.stdout.readline())
