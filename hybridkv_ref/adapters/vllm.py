@@ -12,6 +12,7 @@ Entries of a part of a block (``Attached.index`` counts them) are not told: the 
 """
 
 import inspect
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -84,10 +85,8 @@ class Attached:
     def _progress(self, request: Any, life: Life) -> None:
         """Steps that the caller counts as done, tokens that it accepted, drafts that it gave up."""
         name, at = request.request_id, request.num_computed_tokens
-        done = at - getattr(request, "num_in_flight_tokens", 0)
         drafts = life.sent > at
-        while life.steps and (life.steps[0][1] <= done or drafts):
-            self.sink(ev.Complete(life.steps.popleft()[0]))
+        self._done(life, math.inf if drafts else at - getattr(request, "num_in_flight_tokens", 0))
         if drafts:
             self.sink(ev.Accept(name, at))
             self.sink(ev.Reject(name, at))
@@ -96,6 +95,11 @@ class Attached:
             known = life.told - life.told % self.unit
             self.sink(ev.Accept(name, request.num_tokens, self._ids(request, known, request.num_tokens)))
             life.told = request.num_tokens
+
+    def _done(self, life: Life, position: float) -> None:
+        """Steps up to a position are done."""
+        while life.steps and life.steps[0][1] <= position:
+            self.sink(ev.Complete(life.steps.popleft()[0]))
 
     # -- calls -----------------------------------------------------------------------------------------------------
 

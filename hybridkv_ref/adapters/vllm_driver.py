@@ -15,7 +15,7 @@ import msgspec
 from hybridkv_ref.adapters.vllm import Attached
 from hybridkv_ref.adapters.vllm_build import build
 from hybridkv_ref.errors import InputError
-from hybridkv_ref.events import Event
+from hybridkv_ref.events import Event, Header
 from hybridkv_ref.models import Model, load_model
 from hybridkv_ref.oracle import Oracle
 from hybridkv_ref.oracle_records import Refusal
@@ -44,6 +44,37 @@ def geometry(name: str) -> Model:
     return msgspec.structs.replace(model, groups=tuple(groups))
 
 
+class Prompts:
+    """Token ids of prompts: one that came before, a part of one, or a new end after a shared beginning."""
+
+    def __init__(self, chance: random.Random, align: int, longest: int) -> None:
+        self.chance, self.align = chance, align
+        self.stems = [[chance.randrange(1 << 20) for _ in range(longest)] for _ in range(3)]
+        self.past: list[list[int]] = []
+
+    def draw(self) -> list[int]:
+        """The next one."""
+        c = self.chance
+        if self.past and c.random() < 0.4:
+            tokens = list(c.choice(self.past))
+            if c.random() < 0.4:
+                tokens = tokens[: c.randint(1, len(tokens))]
+        else:
+            stem = c.choice(self.stems)
+            cut = c.randint(0, len(stem))
+            if c.random() < 0.5:
+                cut -= cut % self.align
+            tokens = stem[:cut] + [c.randrange(1 << 20) for _ in range(c.randint(1, self.align + 5))]
+        self.past = [*self.past[-5:], tokens]
+        return tokens
+
+
+def longest(header: Header, blocks: int) -> int:
+    """Tokens of the shared beginnings: beyond every window, if the pool has room for that."""
+    align = math.lcm(*(g.block for g in header.groups))
+    return min(6 * align + 2 * max(g.window for g in header.groups), blocks * min(g.block for g in header.groups))
+
+
 class Driver:
     """Drives one manager for a model, ``depth`` steps in flight; ``lost`` are tokens by the groups that cost them."""
 
@@ -65,22 +96,17 @@ class Driver:
         self.missing = self.attached.missing
         self.align = math.lcm(*(g.block for g in self.header.groups))
         self.states = any(g.shape == "state" for g in model.groups)
-        self.windows = max([g.window for g in self.header.groups])
         self.gate = "admission of whole sequences" not in self.missing
         self.hasher = get_request_block_hasher(self.header.unit, sha256)
         self.make: Callable[[str, list[int], str | None], Any] = lambda name, tokens, salt: Request(
             name, tokens, SamplingParams(max_tokens=64), None, block_hasher=self.hasher, cache_salt=salt
         )
-        top = min(
-            6 * self.align + 2 * self.windows,
-            (blocks or MODELS.get(name, 100)) * min(g.block for g in self.header.groups),
-        )
-        self.stems = [[self.chance.randrange(1 << 20) for _ in range(top)] for _ in range(3)]
+        top = longest(self.header, blocks or MODELS.get(name, 100))
+        self.prompts = Prompts(self.chance, self.align, top)
         self.waiting: list[Any] = []
         self.running: list[Any] = []
         self.loading: list[Any] = []
         self.flight: dict[str, list[int]] = {}
-        self.past: list[list[int]] = []
         self.count = 0
         self.stats: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
@@ -95,21 +121,10 @@ class Driver:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def arrive(self) -> None:
-        """A request: one that came before, a part of one, or a new end after a shared beginning."""
-        c = self.chance
-        if self.past and c.random() < 0.4:
-            tokens = list(c.choice(self.past))
-            if c.random() < 0.4:
-                tokens = tokens[: c.randint(1, len(tokens))]
-        else:
-            stem = c.choice(self.stems)
-            cut = c.randint(0, len(stem))
-            if c.random() < 0.5:
-                cut -= cut % self.align
-            tokens = stem[:cut] + [c.randrange(1 << 20) for _ in range(c.randint(1, self.align + 5))]
-        self.past = [*self.past[-5:], tokens]
+        """A request, some under a salt."""
+        tokens = self.prompts.draw()
         self.count += 1
-        salt = "s" if c.random() < 0.1 else None
+        salt = "s" if self.chance.random() < 0.1 else None
         self.waiting.append(self.make(f"r{self.count}", tokens, salt))
 
     def chunk(self, request: Any, at: int) -> int:
