@@ -221,6 +221,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "adapters.vllm_driver",
         "adapters.vllm_features",
         "adapters.vllm_index",
+        "adapters.vllm_runner",
+        "adapters.vllm_scheduler",
     ),
     "front": ("", "cli", "commands", "terminal"),
 }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from hybridkv_ref.adapters import vllm_driver
+from hybridkv_ref.adapters import vllm_driver, vllm_scheduler
 from hybridkv_ref.events import Event, Header
 from hybridkv_ref.oracle import Oracle
 from hybridkv_ref.oracle_records import Refusal
@@ -57,6 +57,8 @@ ENGINES: Mapping[str, EngineKind] = {
         drivers={
             "manager": vllm_driver.Driver,
             "manager, two steps in flight": partial(vllm_driver.Driver, depth=2),
+            "scheduler": vllm_scheduler.SchedulerDriver,
+            "asynchronous scheduler": partial(vllm_scheduler.SchedulerDriver, asynchronous=True),
         },
         variables={"HF_HUB_OFFLINE": "1", "VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR"},
     ),

@@ -1,9 +1,9 @@
-"""A model runner without a model: it writes fingerprints where vLLM's Scheduler tells a runner to write keys and values.
+"""A model runner without a model: it writes fingerprints where vLLM's Scheduler has a runner write keys and values.
 
-It knows of the cache what a real one knows: the block tables that it builds from each ``SchedulerOutput``, and the slots
-of positions in them. Each group has a shadow of its cache, 8 bytes per slot. What is written for a position stands for
-all tokens up to it; what a step reads is compared with what its request is made of. A step is prepared when it is
-scheduled and runs later, in order, as on a device. Tokens are sampled by a function of what came before.
+It knows of the cache what a real one knows: block tables, built from each ``SchedulerOutput``, and slots of positions.
+Each group has a shadow of its cache, 8 bytes per slot. What is written for a position stands for all tokens up
+to it; what a step reads is compared with what its request is made of. A step is prepared when it is scheduled and runs
+later, in order, as on a device. Tokens are sampled by a function of what came before.
 """
 
 import random
@@ -19,6 +19,10 @@ from hybridkv_ref.recovery import Group
 
 MASK = (1 << 64) - 1
 VOCABULARY = 1 << 20
+
+
+class WrongBytes(Exception):
+    """A step read other bytes than its request's, or the scheduler told a table or tokens that cannot be."""
 
 
 @dataclass
@@ -69,7 +73,7 @@ class Job:
 
 
 class Runner:
-    """Runs the steps of one Scheduler. ``wrong`` says of each read that met other bytes where and what was expected."""
+    """Runs the steps of one Scheduler; WrongBytes where a step reads what its request is not made of."""
 
     def __init__(
         self, header: Header, needs: Sequence[Group], states: Sequence[bool], blocks: int, longest: int
@@ -79,7 +83,6 @@ class Runner:
         per = [1 if state else size for state, size in zip(self.states, self.sizes, strict=True)]
         self.shadow = [np.zeros(blocks * slots, np.uint64) for slots in per]
         self.known: dict[str, Known] = {}
-        self.wrong: list[str] = []
         self.bytes_written = self.bytes_read = 0
 
     # -- preparing -------------------------------------------------------------------------------------------------
@@ -127,7 +130,7 @@ class Runner:
         sequence = self.known[name]
         sequence.upto(len(tokens))
         if any(a != b for a, b in zip(tokens, sequence.tokens, strict=False) if a >= 0):
-            self.wrong.append(f"{name}: comes again with other tokens than it had")
+            raise WrongBytes(f"{name}: comes again with other tokens than it had")
 
     def _job(self, name: str, lo: int, count: int, drafts: Sequence[int], told: list[Event]) -> Job:
         sequence, hi = self.known[name], lo + count
@@ -151,12 +154,11 @@ class Runner:
     def _slots(self, sequence: Known, index: int, lo: int, hi: int) -> np.ndarray[Any, Any]:
         """The slots of positions [lo, hi); of a state's group the one that holds the state after them."""
         table, size = sequence.tables[index], self.sizes[index]
+        if hi > len(table) * size:
+            raise WrongBytes(f"{self.header.groups[index].name}: a table of {len(table)} blocks has none for {hi - 1}")
         if self.states[index]:
             return np.array([table[(hi - 1) // size]] if hi else [], np.int64)
-        if hi <= lo:
-            return np.zeros(0, np.int64)
-        at = np.arange(lo, hi)
-        return np.array(table, np.int64)[at // size] * size + at % size
+        return np.array([table[at // size] * size + at % size for at in range(lo, hi)], np.int64)
 
     def _stored(self, index: int, prints: Sequence[int], lo: int, hi: int) -> Sequence[int]:
         return prints[hi - 1 : hi] if self.states[index] else prints[lo:hi]
@@ -199,7 +201,8 @@ class Runner:
                 self._judge(job, index, group.name, before.get((job.name, index), self._look(job, index)))
 
     def _look(self, job: Job, index: int) -> np.ndarray[Any, Any]:
-        return self.shadow[index][job.reads[index][0]]
+        found: np.ndarray[Any, Any] = self.shadow[index][job.reads[index][0]]
+        return found
 
     def _judge(self, job: Job, index: int, group: str, found: np.ndarray[Any, Any]) -> None:
         slots, expected = job.reads[index]
@@ -208,4 +211,4 @@ class Runner:
             at = int(bad[0])
             place = job.lo - len(expected) + at
             block = int(slots[at]) // (1 if self.states[index] else self.sizes[index])
-            self.wrong.append(f"{job.name} [{job.lo}, {job.hi}): {group} block {block} has other bytes at {place}")
+            raise WrongBytes(f"{job.name} [{job.lo}, {job.hi}): {group} block {block} has other bytes at {place}")

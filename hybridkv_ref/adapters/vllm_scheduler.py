@@ -11,6 +11,7 @@ import json
 import random
 import tempfile
 from collections import Counter, deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,15 @@ CONFIG = {
     "max_position_embeddings": 1 << 15, "torch_dtype": "bfloat16",
 }  # fmt: skip
 """A model whose name the engine knows; the scheduler asks of it no more than lengths. Groups come from the geometry."""
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "scheduler": {},
+    "scheduler, drafts": {"drafts": 3},
+    "scheduler, by priority": {"policy": "priority"},
+    "asynchronous scheduler": {"asynchronous": True},
+}
+"""What a driver may be told."""
 
 
 class Planned(ev.EventRecord):
@@ -68,7 +78,9 @@ def build_scheduler(model: Model, blocks: int, asynchronous: bool, policy: str, 
             is_encoder_decoder=False,
             policy=policy,
         )
-        caches = CacheConfig(enable_prefix_caching=True, mamba_cache_mode="align" if config.has_mamba_layers else "none")
+        caches = CacheConfig(
+            enable_prefix_caching=True, mamba_cache_mode="align" if config.has_mamba_layers else "none"
+        )
         guess = None
         if drafts:
             guess = SpeculativeConfig(
@@ -91,6 +103,10 @@ def build_scheduler(model: Model, blocks: int, asynchronous: bool, policy: str, 
 class Watched(Attached):
     """A scheduler's manager: steps are what the runner says, and end when it says so."""
 
+    def __init__(self, manager: Any, header: ev.Header, hear: Callable[[Event | Planned], None]) -> None:
+        super().__init__(manager, header, hear)
+        self.plan: Callable[[Planned], None] = hear
+
     def _done(self, life: Life, position: float) -> None:
         """Left to the runner."""
 
@@ -103,7 +119,7 @@ class Watched(Attached):
 
     def _dispatch(self, name: str, life: Life, lo: int, hi: int, reads: list[ev.Span]) -> None:
         self.count += 1
-        self.sink(Planned(step=f"{name}#{self.count}", req=name, first=not life.sent))
+        self.plan(Planned(step=f"{name}#{self.count}", req=name, first=not life.sent))
 
     def _cache_blocks(self, request: Any, num_computed_tokens: int) -> Any:
         self._progress(request, self._life(request))
@@ -137,7 +153,7 @@ class SchedulerDriver:
         self.refusals: list[Refusal] = []
         self.stats: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
-        self.waiting: list[Event] = []
+        self.waiting: list[Event | Planned] = []
         self.scheduling = False
         self.attached = Watched(self.scheduler.kv_cache_manager, self.header, self.hear)
         self.missing = self.attached.missing
@@ -151,9 +167,9 @@ class SchedulerDriver:
 
     # -- judging ---------------------------------------------------------------------------------------------------
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: Event | Planned) -> None:
         """Takes one event in, now or when the step is known."""
-        if self.scheduling:
+        if self.scheduling or isinstance(event, Planned):
             self.waiting.append(event)
             return
         self.trail.append(event)
@@ -174,15 +190,20 @@ class SchedulerDriver:
             self.stats["longer"] += 1
         elif event.used < best.r:
             self.stats["shorter"] += 1
-            self.lost["groups not asked"] += best.r - event.used
+            self.lost["some group"] += best.r - event.used
 
     def tell(self, jobs: dict[str, Job]) -> None:
         """What waited, with the steps as they are."""
         events, self.waiting = self.waiting, []
+        never = set[str]()  # the manager was asked, and then the request gave way in the same step
         for event in events:
             if not isinstance(event, Planned):
-                self.hear(event)
-            elif event.req in jobs:
+                if not (isinstance(event, ev.Complete) and event.step in never):
+                    self.hear(event)
+            elif event.req not in jobs:
+                never.add(event.step)
+                self.stats["gave_way"] += 1
+            else:
                 job = jobs[event.req]
                 job.step = event.step
                 for one in self.runner.events(job, event.first):
@@ -221,7 +242,6 @@ class SchedulerDriver:
         names = {name: place for place, name in enumerate(jobs)}
         result = ModelRunnerOutput(list(names), names, [list(job.out) for job in jobs.values()])
         self.scheduler.update_from_output(output, result)
-        self.stats["wrong_bytes"] = len(self.runner.wrong)
         if self.drafts:
             ready = [job for job in jobs.values() if job.out]
             guesses = [self.runner.guess(job, self.drafts, self.chance) for job in ready]

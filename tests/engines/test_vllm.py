@@ -22,6 +22,7 @@ MODELS = (
 PATCHED = (
     "announced_span_is_not_dense",
     "eagle_drop_not_verified_again",
+    "gives_way_after_it_is_cached",
     "partial_tail_never_found",
     "reuse_report_announces_null_blocks",
 )
