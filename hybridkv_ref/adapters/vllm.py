@@ -85,7 +85,8 @@ class Attached:
     def _progress(self, request: Any, life: Life) -> None:
         """Steps that the caller counts as done, tokens that it accepted, drafts that it gave up."""
         name, at = request.request_id, request.num_computed_tokens
-        drafts = life.sent > at
+        # A position before what was known then only says that the caller has not counted the step.
+        drafts = life.sent > at >= life.told
         self._done(life, math.inf if drafts else at - getattr(request, "num_in_flight_tokens", 0))
         if drafts:
             self.sink(ev.Accept(name, at))

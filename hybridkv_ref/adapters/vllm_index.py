@@ -69,6 +69,9 @@ class WatchedIndex:
         for event in events:
             index = event.group_idx or 0
             keys = [_text(h) for h in event.block_hashes]
+            if index >= len(self.header.groups):
+                self.sink(ev.KeyPublish(str(index), keys))
+                continue
             if event.block_size % self.header.groups[index].block:
                 self.partial.update((index, key) for key in keys)
                 self.parts += len(keys)
