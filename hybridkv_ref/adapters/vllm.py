@@ -73,7 +73,8 @@ class Attached:
         if life is None:
             count = request.num_tokens
             adapter, salt = getattr(request, "lora_request", None), getattr(request, "cache_salt", None)
-            domain = {"adapter": adapter.lora_name} if adapter else {}
+            # A name may come to mean another adapter, so what it was loaded from belongs to it.
+            domain = {"adapter": f"{adapter.lora_name} {getattr(adapter, 'lora_path', '')}"} if adapter else {}
             domain |= {"salt": salt} if salt else {}
             for part in getattr(request, "mm_features", None) or ():
                 domain[f"media{part.mm_position.offset}"] = str(part.identifier)

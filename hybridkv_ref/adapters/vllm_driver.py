@@ -81,6 +81,7 @@ class Driver:
     def __init__(
         self, name: str, seed: int, blocks: int = 0, depth: int = 1, evict: float = 0.02, **options: Any
     ) -> None:
+        from vllm.lora.request import LoRARequest
         from vllm.sampling_params import SamplingParams
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher
@@ -98,9 +99,11 @@ class Driver:
         self.states = any(g.shape == "state" for g in model.groups)
         self.gate = "admission of whole sequences" not in self.missing
         self.hasher = get_request_block_hasher(self.header.unit, sha256)
-        self.make: Callable[[str, list[int], str | None], Any] = lambda name, tokens, salt: Request(
-            name, tokens, SamplingParams(max_tokens=64), None, block_hasher=self.hasher, cache_salt=salt
+        self.make: Callable[..., Any] = lambda name, tokens, **domain: Request(
+            name, tokens, SamplingParams(max_tokens=64), None, block_hasher=self.hasher, **domain
         )
+        # One name, which is also a salt, and two adapters that were loaded under it.
+        self.adapters = [LoRARequest("s", 1, "/first"), LoRARequest("s", 2, "/second")]
         top = longest(self.header, blocks or MODELS.get(name, 100))
         self.prompts = Prompts(self.chance, self.align, top)
         self.waiting: list[Any] = []
@@ -121,11 +124,12 @@ class Driver:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def arrive(self) -> None:
-        """A request, some under a salt."""
+        """A request, some under a salt or an adapter."""
         tokens = self.prompts.draw()
         self.count += 1
         salt = "s" if self.chance.random() < 0.1 else None
-        self.waiting.append(self.make(f"r{self.count}", tokens, salt))
+        adapter = None if salt or self.chance.random() >= 0.1 else self.chance.choice(self.adapters)
+        self.waiting.append(self.make(f"r{self.count}", tokens, cache_salt=salt, lora_request=adapter))
 
     def chunk(self, request: Any, at: int) -> int:
         """Tokens of the next step from ``at`` on; states end their chunks on whole blocks, as the scheduler does."""

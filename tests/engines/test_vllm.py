@@ -77,6 +77,13 @@ def test_planted_faults_are_named(hunted: list[dict[str, Any]]) -> None:
     assert [one["fault"] for one in hunted if not one["named"]] == []
 
 
+def test_undone_fixes_are_found(in_vllm: RunIn) -> None:
+    """Public faults, each of which the engine has again: the suite finds it unaided, and is clean with the fix."""
+    found = lines(in_vllm("vllm_reverted.py"))
+    assert len(found) >= 10
+    assert [one for one in found if not (one["found"] and one["clean"])] == []
+
+
 @pytest.mark.parametrize("name", FINDINGS)
 def test_finding_is_as_stated(in_vllm: RunIn, name: str) -> None:
     """The script imports the engine only, and sees what it says."""

@@ -6,18 +6,16 @@ Prints one line of JSON per run. ``--faults`` plants faults, one at a time.
 """
 
 import argparse
-import functools
-import inspect
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
 from vllm.v1.core.sched import scheduler as module
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
 from vllm_patched import patch
+from vllm_planting import changed
 
 from hybridkv_ref.adapters.vllm_scheduler import WAYS, SchedulerDriver
 
@@ -114,21 +112,6 @@ def _(old: Any) -> Any:
     return remove
 
 
-@contextmanager
-def planted(name: str) -> Iterator[tuple[str, str]]:
-    """One fault while this lasts; gives the model and the way that show it."""
-    model, how, owner, attribute, change = FAULTS[name]
-    old = inspect.getattr_static(owner, attribute)
-    changed = change(old)
-    if callable(changed) and callable(old):
-        functools.update_wrapper(changed, old)
-    setattr(owner, attribute, changed)
-    try:
-        yield model, how
-    finally:
-        setattr(owner, attribute, old)
-
-
 def drive(model: str, how: str, seed: int, steps: int) -> dict[str, Any]:
     """One run until its end, the first refusal or the first wrong byte."""
     begun, driver, done, stopped = time.process_time(), SchedulerDriver(model, seed, **WAYS[how]), 0, ""
@@ -169,7 +152,8 @@ def main() -> None:
         patch(a.patch)
     if a.faults:
         for name in FAULTS:
-            with planted(name) as (model, how):
+            model, how, *change = FAULTS[name]
+            with changed(*change):
                 print(json.dumps({"fault": name, **drive(model, how, a.seed[0], a.steps)}), flush=True)
         return
     for model in a.model:
