@@ -16,6 +16,8 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import is_not
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +34,13 @@ CLAIMS = ("blocks", "reuse", "index", "steps", "in_order")
 
 @dataclass(slots=True)
 class Life:
-    """What was last seen of a request: its tables, tokens told, positions dispatched and done, steps in flight."""
+    """What was last seen of a request: its tables, tokens told, positions dispatched and done, steps in flight.
+
+    ``blocks`` are the engine's own, of which the tables are the numbers: lists of them compare by identity, fast.
+    """
 
     tables: list[list[int]]
+    blocks: list[list[Any]]
     stored: list[int]
     told: int
     sent: int = 0
@@ -79,7 +85,7 @@ class Attached:
             for part in getattr(request, "mm_features", None) or ():
                 domain[f"media{part.mm_position.offset}"] = str(part.identifier)
             self.sink(ev.Arrive(request.request_id, count, self._ids(request, 0, count), domain))
-            life = Life([[] for _ in self.names], [0] * len(self.names), count)
+            life = Life([[] for _ in self.names], [[] for _ in self.names], [0] * len(self.names), count)
             self.lives[request.request_id] = life
         return life
 
@@ -213,7 +219,7 @@ class Attached:
         self._moved(name, life, [])
         del self.lives[name]
         if not over:
-            self.lives[name] = Life(life.tables, [0] * len(self.names), life.told)
+            self.lives[name] = Life(life.tables, life.blocks, [0] * len(self.names), life.told)
         self._tell_index()
         self._balance()
         return result
@@ -252,13 +258,19 @@ class Attached:
         """Tells what left a request's tables; gives what came: (group, pinned blocks), (group, index, new blocks)."""
         pinned, taken, null = [], [], self.header.null
         for index, blocks in enumerate(self.manager.coordinator.get_blocks(name)):
-            old, new = life.tables[index], [b.block_id for b in blocks]
-            if old == new:
+            seen, old = life.blocks[index], life.tables[index]
+            both = min(len(seen), len(blocks))
+            other = list(compress(range(both), map(is_not, seen, blocks)))
+            if not other and len(seen) == len(blocks):
                 continue
+            new = old[:both] + [b.block_id for b in blocks[both:]]
+            for i in other:
+                new[i] = blocks[i].block_id
+            gone = [old[i] for i in (*other, *range(both, len(old))) if old[i] != null]
+            came = [(i, new[i]) for i in (*other, *range(both, len(new))) if new[i] != null]
+            life.blocks[index] = list(blocks)
             held, shared = self.held[index], cached[index] if cached else ()
             before = len(held)
-            gone = [o for i, o in enumerate(old) if o != null and (i >= len(new) or new[i] != o)]
-            came = [(i, n) for i, n in enumerate(new) if n != null and (i >= len(old) or old[i] != n)]
             for number in gone:
                 held[number] -= 1
                 if not held[number]:

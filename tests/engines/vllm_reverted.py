@@ -177,7 +177,7 @@ def main() -> None:
         caught = sum(one["found"] for one in found)
         lines = [
             f"# vLLM {vllm.__version__}: fixes of public faults undone, one at a time", "",
-            "Written by `tests/engines/vllm_reverted.py`. Each driver is clean with the fix and knows nothing of the fault.",
+            "Written by `tests/engines/vllm_reverted.py`. Each driver is clean with the fix, and knows of no fault.",
             f"Found: {caught} of {len(found)}. Where the engine itself stopped, its error stands there.", "",
             "| fix | what it does | driven | steps | what the suite said first |", "|---|---|---|---|---|",
             *map(row, found),
