@@ -209,7 +209,7 @@ def _(old: Any) -> Any:
     return lambda self, request, n: old(self, request, n + self.scheduler_block_size - 1)
 
 
-@fault("the last token may be hit", KVCacheManager, "get_computed_blocks", "HKV-L1-006")
+@fault("the last token may be hit", KVCacheManager, "get_computed_blocks", "HKV-L1-006 HKV-LIVE-011")
 def _(old: Any) -> Any:
     return lambda self, request, longest=None: old(self, request, request.num_tokens)
 
