@@ -12,6 +12,7 @@ import random
 import tempfile
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,6 @@ CONFIG = {
 }  # fmt: skip
 """A model whose name the engine knows; the scheduler asks of it no more than lengths. Groups come from the geometry."""
 
-
 WAYS: dict[str, dict[str, Any]] = {
     "scheduler": {},
     "scheduler, drafts": {"drafts": 3},
@@ -43,7 +43,8 @@ WAYS: dict[str, dict[str, Any]] = {
 """What a driver may be told."""
 
 
-class Planned(ev.EventRecord):
+@dataclass(frozen=True)
+class Planned:
     """Stands where the manager was asked for the blocks of a step, until the runner says what the step is."""
 
     step: str

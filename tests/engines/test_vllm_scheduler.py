@@ -1,7 +1,7 @@
 """vLLM's real Scheduler under the oracle, with a runner that writes fingerprints where it is told to.
 
 Clean when driven by chance, also two steps in flight; planted faults in what it tells a runner are caught; one fault of
-its own, under the priority policy, is found and gone with a patch.
+its own, under the priority policy, is found.
 """
 
 from typing import Any
@@ -58,13 +58,11 @@ def test_planted_faults_are_caught(in_vllm: RunIn) -> None:
 
 
 def test_a_request_that_gives_way_in_its_own_step(in_vllm: RunIn) -> None:
-    """Its blocks are published and nobody computes them: refused, and not once the engine takes the entries back."""
+    """Its blocks are published and nobody computes them (the finding ``gives_way_after_it_is_cached``)."""
     run = ("--model", "gpt-oss-20b:32,48", "--how", "scheduler, by priority", "--steps", "1500")
     (found,) = lines(in_vllm(SCRIPT, *run))
     assert any("(key_publish)" in refusal and "HKV-L1-003" in refusal for refusal in found["refusals"])
-    (mended,) = lines(in_vllm(SCRIPT, *run, "--patch", "gives_way_after_it_is_cached"))
-    assert (mended["refusals"], mended["stopped"]) == ([], "")
-    assert mended["gave_way"] > 0
+    assert found["gave_way"] > 0
 
 
 class TestRunner:

@@ -14,7 +14,6 @@ from typing import Any
 from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
 from vllm.v1.core.sched import scheduler as module
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
-from vllm_patched import patch
 from vllm_planting import changed
 
 from hybridkv_ref.adapters.vllm_scheduler import WAYS, SchedulerDriver
@@ -146,10 +145,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
     parser.add_argument("--faults", action="store_true", help="each planted fault instead, one at a time")
-    parser.add_argument("--patch", default="", help="of vllm_patched, applied first")
     a = parser.parse_args()
-    if a.patch:
-        patch(a.patch)
     if a.faults:
         for name in FAULTS:
             model, how, *change = FAULTS[name]
