@@ -24,12 +24,13 @@ def parser() -> argparse.ArgumentParser:
     )
     added = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+    def command(name: str, run: Callable[[argparse.Namespace], int], tables: bool = True) -> argparse.ArgumentParser:
         sub = added.add_parser(name, help=(run.__doc__ or "").strip().rstrip("."), description=run.__doc__)
         sub.set_defaults(run=run)
-        sub.add_argument(
-            "--spec", type=Path, default=SPEC_DIR, metavar="DIR", help="tables to read (default: the package's)"
-        )
+        if tables:
+            sub.add_argument(
+                "--spec", type=Path, default=SPEC_DIR, metavar="DIR", help="tables to read (default: the package's)"
+            )
         return sub
 
     sub = command("check", commands.cmd_check)
@@ -107,6 +108,14 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--out", type=Path, metavar="FILE", help="write the trace, for hybridkv validate")
     sub.add_argument("--idle", type=float, default=5.0, metavar="SECONDS", help="end after so long without a batch")
     sub.add_argument("--show", type=int, default=20, metavar="N", help="refusals to print")
+
+    sub = command("conform", commands.cmd_conform, tables=False)
+    sub.add_argument("engine", help="whose environment it is: vllm")
+    sub.add_argument("--python", required=True, metavar="PATH", help="interpreter of an environment with the engine")
+    sub.add_argument("--model", nargs="+", default=[], metavar="NAME", help="default: those of the engine's tests")
+    sub.add_argument("--steps", type=int, default=300, metavar="N", help="of each run (default: 300)")
+    sub.add_argument("--seed", type=int, default=1)
+    sub.add_argument("--out", type=Path, metavar="DIR", help="write report.json, report.md and traces of refusals")
     return top
 
 

@@ -262,3 +262,36 @@ def cmd_events(args: argparse.Namespace) -> int:
     notes += [f"{stream.untold} removals of unknown entries not judged"] if stream.untold else []
     print(f"{args.input}: {judge.events} events of {len(stream.groups)} groups, {', '.join(notes)}")
     return 1 if judge.refusals else 0
+
+
+def cmd_conform(args: argparse.Namespace) -> int:
+    """Drives a real engine in its own environment; exit code 1 if a row refuses an event or a hit is too long."""
+    import msgspec
+
+    from hybridkv_ref.adapters.engine_report import Played, markdown, report, traces
+    from hybridkv_ref.adapters.engine_suite import run_there
+
+    if args.steps < 1:
+        raise InputError(f"--steps {args.steps}: expected at least 1")
+    if args.out:
+        try:
+            args.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--out {args.out}: cannot be made a folder: {error.strerror}") from None
+
+    def tell(run: Played) -> None:
+        said = run.error or (run.refused.message if run.refused else f"{run.events:,} events, nothing refused")
+        print(f"{run.model}, {run.how}: {said}", flush=True)
+
+    told = list(run_there(args.engine, args.python, args.model, args.steps, args.seed, tell))
+    found = report([one.played for one in told], [one.coverage for one in told])
+    if args.out:
+        write_whole(args.out / "report.json", msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+        write_whole(args.out / "report.md", markdown(found).encode())
+        for name, data in traces(found):
+            write_whole(args.out / name, data)
+    shown = sum(1 for verdict in found.rules.values() if verdict.result == "pass")
+    print(f"{found.engine} {found.version}: {found.verdict}: {found.events:,} events, {shown} rules shown")
+    if found.open:
+        print(f"claimed and not shown: {', '.join(found.open)}")
+    return 1 if found.verdict == "fail" else 0

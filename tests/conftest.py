@@ -1,6 +1,8 @@
 """What all tests share: where the recorded traces and model lists lie, and how Hypothesis draws its examples."""
 
 import os
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,3 +27,29 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no data folder at {folder}: set HYBRIDKV_DATA to it")
     return folder
+
+
+@pytest.fixture(scope="session")
+def vllm_python() -> str:
+    """The interpreter of vLLM's environment, which an environment variable names; skips without one."""
+    from engine_env import VARIABLE
+
+    python = os.environ.get(VARIABLE)
+    if not python:
+        pytest.skip(f"{VARIABLE} names no interpreter with vLLM")
+    if not Path(python).is_file():
+        pytest.skip(f"{VARIABLE}: no file {python}")
+    return python
+
+
+@pytest.fixture(scope="session")
+def in_vllm(vllm_python: str) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """Runs a script of tests/engines there; gives the finished process."""
+    engine = {"HF_HUB_OFFLINE": "1", "VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR"}
+    env = dict(os.environ, PYTHONPATH=str(CHECKOUT), **engine)
+
+    def run(script: str, *args: str) -> "subprocess.CompletedProcess[str]":
+        command = [vllm_python, str(CHECKOUT / "tests" / "engines" / script), *args]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+    return run

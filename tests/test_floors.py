@@ -236,6 +236,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "adapters": (
         "adapters",
+        "adapters.engine_report",
+        "adapters.engine_suite",
+        "adapters.engines",
         "adapters.event_stream",
         "adapters.sglang",
         "adapters.sglang_build",
@@ -244,8 +247,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "adapters.sglang_tree",
         "adapters.vllm",
         "adapters.vllm_build",
+        "adapters.vllm_driver",
         "adapters.vllm_features",
         "adapters.vllm_index",
+        "adapters.vllm_runner",
+        "adapters.vllm_scheduler",
     ),
     "front": ("", "cli", "commands", "terminal"),
 }

@@ -12,9 +12,12 @@ Entries of a part of a block (``Attached.index`` counts them) are not told: the 
 """
 
 import inspect
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import is_not
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +34,13 @@ CLAIMS = ("blocks", "reuse", "index", "steps", "in_order")
 
 @dataclass(slots=True)
 class Life:
-    """What was last seen of a request: its tables, tokens told, positions dispatched and done, steps in flight."""
+    """What was last seen of a request: its tables, tokens told, positions dispatched and done, steps in flight.
+
+    ``blocks`` are the engine's own, of which the tables are the numbers: lists of them compare by identity, fast.
+    """
 
     tables: list[list[int]]
+    blocks: list[list[Any]]
     stored: list[int]
     told: int
     sent: int = 0
@@ -72,22 +79,22 @@ class Attached:
         if life is None:
             count = request.num_tokens
             adapter, salt = getattr(request, "lora_request", None), getattr(request, "cache_salt", None)
-            domain = {"adapter": adapter.lora_name} if adapter else {}
+            # A name may come to mean another adapter, so what it was loaded from belongs to it.
+            domain = {"adapter": f"{adapter.lora_name} {getattr(adapter, 'lora_path', '')}"} if adapter else {}
             domain |= {"salt": salt} if salt else {}
             for part in getattr(request, "mm_features", None) or ():
                 domain[f"media{part.mm_position.offset}"] = str(part.identifier)
             self.sink(ev.Arrive(request.request_id, count, self._ids(request, 0, count), domain))
-            life = Life([[] for _ in self.names], [0] * len(self.names), count)
+            life = Life([[] for _ in self.names], [[] for _ in self.names], [0] * len(self.names), count)
             self.lives[request.request_id] = life
         return life
 
     def _progress(self, request: Any, life: Life) -> None:
         """Steps that the caller counts as done, tokens that it accepted, drafts that it gave up."""
         name, at = request.request_id, request.num_computed_tokens
-        done = at - getattr(request, "num_in_flight_tokens", 0)
-        drafts = life.sent > at
-        while life.steps and (life.steps[0][1] <= done or drafts):
-            self.sink(ev.Complete(life.steps.popleft()[0]))
+        # A position before what was known then only says that the caller has not counted the step.
+        drafts = life.sent > at >= life.told
+        self._done(life, math.inf if drafts else at - getattr(request, "num_in_flight_tokens", 0))
         if drafts:
             self.sink(ev.Accept(name, at))
             self.sink(ev.Reject(name, at))
@@ -96,6 +103,11 @@ class Attached:
             known = life.told - life.told % self.unit
             self.sink(ev.Accept(name, request.num_tokens, self._ids(request, known, request.num_tokens)))
             life.told = request.num_tokens
+
+    def _done(self, life: Life, position: float) -> None:
+        """Steps up to a position are done."""
+        while life.steps and life.steps[0][1] <= position:
+            self.sink(ev.Complete(life.steps.popleft()[0]))
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -207,7 +219,7 @@ class Attached:
         self._moved(name, life, [])
         del self.lives[name]
         if not over:
-            self.lives[name] = Life(life.tables, [0] * len(self.names), life.told)
+            self.lives[name] = Life(life.tables, life.blocks, [0] * len(self.names), life.told)
         self._tell_index()
         self._balance()
         return result
@@ -246,13 +258,19 @@ class Attached:
         """Tells what left a request's tables; gives what came: (group, pinned blocks), (group, index, new blocks)."""
         pinned, taken, null = [], [], self.header.null
         for index, blocks in enumerate(self.manager.coordinator.get_blocks(name)):
-            old, new = life.tables[index], [b.block_id for b in blocks]
-            if old == new:
+            seen, old = life.blocks[index], life.tables[index]
+            both = min(len(seen), len(blocks))
+            other = list(compress(range(both), map(is_not, seen, blocks)))
+            if not other and len(seen) == len(blocks):
                 continue
+            new = old[:both] + [b.block_id for b in blocks[both:]]
+            for i in other:
+                new[i] = blocks[i].block_id
+            gone = [old[i] for i in (*other, *range(both, len(old))) if old[i] != null]
+            came = [(i, new[i]) for i in (*other, *range(both, len(new))) if new[i] != null]
+            life.blocks[index] = list(blocks)
             held, shared = self.held[index], cached[index] if cached else ()
             before = len(held)
-            gone = [o for i, o in enumerate(old) if o != null and (i >= len(new) or new[i] != o)]
-            came = [(i, n) for i, n in enumerate(new) if n != null and (i >= len(old) or old[i] != n)]
             for number in gone:
                 held[number] -= 1
                 if not held[number]:

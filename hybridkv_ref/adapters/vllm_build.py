@@ -19,35 +19,50 @@ def _accepted(call: Callable[..., Any], wanted: dict[str, Any]) -> dict[str, Any
     return {name: value for name, value in wanted.items() if name in inspect.signature(call).parameters}
 
 
-def build(model: Model, num_blocks: int, max_model_len: int, unit: int = 0, **options: Any) -> tuple[Any, Header]:
-    """A real manager for a model's groups, events on, and the header of its trace.
+def configure(model: Model, num_blocks: int, unit: int = 0, **options: Any) -> Any:
+    """The engine's ``KVCacheConfig`` for a model's groups, and whatever it needs before its first manager.
 
     ``num_blocks`` counts the null block, which all groups share as they share the pool. ``unit``: tokens of a block of
-    a group whose geometry names none (a state's), default the model's alignment. ``options`` go to the manager where it
-    knows them; ``retention`` and ``eagle`` (group names) go to its configuration.
+    a group whose geometry names none (a state's), default the model's alignment. ``eagle`` (group names) and
+    ``retention`` are taken where the engine knows them.
     """
     from vllm.utils.hashing import sha256
     from vllm.v1.core import single_type_kv_cache_manager
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import init_none_hash
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
-    missing_features(KVCacheManager)
     if hasattr(single_type_kv_cache_manager, "register_all_kvcache_specs"):
         single_type_kv_cache_manager.register_all_kvcache_specs(None)
     init_none_hash(sha256)
-    eagle = options.pop("eagle", ())
+    eagle = options.get("eagle", ())
     groups = []
     for group in model.groups:
         marked = {"is_eagle_group": group.name in eagle} if eagle else {}
         layers = [f"{group.name}.{i}" for i in range(group.layers)]
         groups.append(KVCacheGroupSpec(layers, _spec(group, unit or model.alignment), **marked))
-    retention = {"prefix_cache_retention_interval": options.pop("retention", None)}
-    config = KVCacheConfig(num_blocks, [], groups, **_accepted(KVCacheConfig, retention))
-    sizes = [g.kv_cache_spec.block_size for g in groups]
-    known = {"scheduler_block_size": lcm(*sizes), "hash_block_size": gcd(*sizes), "enable_kv_cache_events": True}
+    retention = {"prefix_cache_retention_interval": options.get("retention")}
+    return KVCacheConfig(num_blocks, [], groups, **_accepted(KVCacheConfig, retention))
+
+
+def units(config: Any) -> tuple[int, int]:
+    """Tokens of a scheduler's block and of a hash of a configuration: what all groups' blocks divide, and share."""
+    sizes = [g.kv_cache_spec.block_size for g in config.kv_cache_groups]
+    return lcm(*sizes), gcd(*sizes)
+
+
+def build(model: Model, num_blocks: int, max_model_len: int, unit: int = 0, **options: Any) -> tuple[Any, Header]:
+    """A real manager for a model's groups, events on, and the header of its trace.
+
+    ``options`` go to the manager where it knows them, and as ``configure`` says.
+    """
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+    missing_features(KVCacheManager)
+    config = configure(model, num_blocks, unit, **options)
+    whole, least = units(config)
+    known = {"scheduler_block_size": whole, "hash_block_size": least, "enable_kv_cache_events": True}
     manager = KVCacheManager(config, max_model_len, **_accepted(KVCacheManager.__init__, known | options))
-    return manager, describe(config, model, known["hash_block_size"])
+    return manager, describe(config, model, least)
 
 
 def _spec(group: Group, unit: int) -> Any:

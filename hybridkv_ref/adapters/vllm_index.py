@@ -22,7 +22,8 @@ class WatchedIndex:
 
         self.pool, self.header, self.take, self.sink = pool, header, take, sink
         self.key: Callable[[Any], str] = lambda found: _text(maybe_convert_block_hash(get_block_hash(found)))
-        self.entries: dict[tuple[int, str], list[int]] = {}
+        # One block mostly, so no list is made for it: collecting garbage would walk all of them.
+        self.entries: list[dict[str, int | list[int]]] = [{} for _ in header.groups]
         self.partial: Counter[tuple[int, str]] = Counter()
         self.taken: list[Any] = []
         self.parts = 0
@@ -31,31 +32,51 @@ class WatchedIndex:
         """Tells entries that left the index, of blocks ``reused`` anew first; gives the events of those that came."""
         fresh, stored = self.take(), []
         self.taken += fresh
+        gone: dict[int, list[Any]] = {}
         for event in fresh:
             form = type(event).__name__
             if form == "BlockRemoved":
-                self._removed(event.group_idx or 0, [_text(h) for h in event.block_hashes], reused)
+                gone.setdefault(event.group_idx or 0, []).extend(event.block_hashes)
             elif form == "BlockStored":
                 stored.append(event)
             else:
-                self.entries.clear()
+                self._removed(gone, reused)
+                gone.clear()
+                for known in self.entries:
+                    known.clear()
                 self.partial.clear()
                 for group in self.header.groups:
                     self.sink(ev.Reset(group.name))
+        self._removed(gone, reused)
         return stored
 
-    def _removed(self, index: int, keys: Iterable[str], reused: Set[int]) -> None:
-        for key in keys:
-            if self.partial[index, key]:
-                self.partial[index, key] -= 1
-                continue
-            live = self.entries.get((index, key), [])
-            # A block may be taken and published under the same key again by one call.
-            gone = [n for n in live if n in reused or (index, key) not in self._hashes(n)] if len(live) > 1 else live
-            number = gone[0] if gone else None
-            if number is not None:
-                live.remove(number)
-            self.sink(ev.KeyRemove(self.header.groups[index].name, [key], [] if number is None else [number]))
+    def _name(self, index: int) -> str:
+        """A group by its index, which is its name where the configuration has none such."""
+        return self.header.groups[index].name if index < len(self.header.groups) else str(index)
+
+    def _removed(self, gone: dict[int, list[Any]], reused: Set[int]) -> None:
+        """Entries that left, together per group: the engine says one by one of each block that it takes."""
+        for index, hashes in gone.items():
+            entries = self.entries[index] if index < len(self.entries) else {}
+            keys, numbers = list[str](), list[int]()
+            for key in map(_text, hashes):
+                if self.partial and self.partial[index, key]:
+                    self.partial[index, key] -= 1
+                    continue
+                number = entries.pop(key, None)
+                if number is None:
+                    self.sink(ev.KeyRemove(self._name(index), [key]))
+                    continue
+                if isinstance(number, list):
+                    # A block may be taken and published under the same key again by one call.
+                    left = [n for n in number if n in reused or (index, key) not in self._hashes(n)] or number
+                    number.remove(left[0])
+                    entries[key] = number if len(number) > 1 else number[0]
+                    number = left[0]
+                keys.append(key)
+                numbers.append(number)
+            if keys:
+                self.sink(ev.KeyRemove(self._name(index), keys, numbers))
 
     def _hashes(self, number: int) -> set[tuple[int, str]]:
         from vllm.v1.core.kv_cache_utils import get_group_id
@@ -69,6 +90,9 @@ class WatchedIndex:
         for event in events:
             index = event.group_idx or 0
             keys = [_text(h) for h in event.block_hashes]
+            if index >= len(self.header.groups):
+                self.sink(ev.KeyPublish(self._name(index), keys))
+                continue
             if event.block_size % self.header.groups[index].block:
                 self.partial.update((index, key) for key in keys)
                 self.parts += len(keys)
@@ -81,9 +105,16 @@ class WatchedIndex:
                 blocks = blocks or self._found(index, keys, span) or self._searched(index, keys, span)
                 if blocks and blocks[-1] in span:
                     stored[index] = tables[index].index(blocks[-1], stored[index]) + 1
+            entries, null = self.entries[index], self.header.null
             for key, number in zip(keys, blocks, strict=False):
-                if number != self.header.null:
-                    self.entries.setdefault((index, key), []).append(number)
+                if number != null:
+                    live = entries.get(key)
+                    if live is None:
+                        entries[key] = number
+                    elif isinstance(live, int):
+                        entries[key] = [live, number]
+                    else:
+                        live.append(number)
             self.sink(ev.KeyPublish(self.header.groups[index].name, keys, blocks))
 
     def _found(self, index: int, keys: list[str], span: list[int]) -> list[int]:

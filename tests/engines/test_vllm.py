@@ -6,7 +6,6 @@ Engines run in an interpreter of their own, named by an environment variable; wi
 import os
 import socket
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,27 +22,11 @@ MODELS = (
 PATCHED = (
     "announced_span_is_not_dense",
     "eagle_drop_not_verified_again",
+    "gives_way_after_it_is_cached",
     "partial_tail_never_found",
     "reuse_report_announces_null_blocks",
 )
 FINDINGS = tuple(sorted(p.stem for p in (HERE / "findings").glob("*.py")))
-
-
-@pytest.fixture(scope="session")
-def in_vllm() -> RunIn:
-    """Runs a script of this folder there; gives the finished process."""
-    python = os.environ.get(VARIABLE)
-    if not python:
-        pytest.skip(f"{VARIABLE} names no interpreter with vLLM")
-    if not Path(python).is_file():
-        pytest.skip(f"{VARIABLE}: no file {python}")
-    engine = {"HF_HUB_OFFLINE": "1", "VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR"}
-    env = dict(os.environ, PYTHONPATH=str(CHECKOUT), **engine)
-
-    def run(script: str, *args: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run([python, str(HERE / script), *args], env=env, capture_output=True, text=True, check=False)
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +35,7 @@ def driven(in_vllm: RunIn) -> dict[tuple[str, int], dict[str, Any]]:
     found = [
         one
         for depth in (1, 2)
-        for one in lines(in_vllm("vllm_driver.py", "--steps", "300", "--depth", str(depth), "--model", *MODELS))
+        for one in lines(in_vllm("vllm_runs.py", "--steps", "300", "--depth", str(depth), "--model", *MODELS))
     ]
     return {(one["model"], one["depth"]): one for one in found}
 
@@ -79,7 +62,7 @@ def test_driven_by_chance(driven: dict[tuple[str, int], dict[str, Any]], model: 
 @pytest.mark.parametrize("model", MODELS)
 def test_driven_for_long(in_vllm: RunIn, model: str, depth: int) -> None:
     """20,000 steps per model: with drafts that are refused, and with two steps in flight."""
-    done = in_vllm("vllm_driver.py", "--steps", "4000", "--depth", str(depth), "--seed", *"12345", "--model", model)
+    done = in_vllm("vllm_runs.py", "--steps", "4000", "--depth", str(depth), "--seed", *"12345", "--model", model)
     assert [one["refusals"] for one in lines(done)] == [[]] * 5
 
 
@@ -92,6 +75,13 @@ def test_planted_faults_are_named(hunted: list[dict[str, Any]]) -> None:
     """Each is caught, and by a rule that it breaks."""
     assert len(hunted) >= 15
     assert [one["fault"] for one in hunted if not one["named"]] == []
+
+
+def test_undone_fixes_are_found(in_vllm: RunIn) -> None:
+    """Public faults, each of which the engine has again: the suite finds it unaided, and is clean with the fix."""
+    found = lines(in_vllm("vllm_reverted.py"))
+    assert len(found) >= 10
+    assert [one for one in found if not (one["found"] and one["clean"])] == []
 
 
 @pytest.mark.parametrize("name", FINDINGS)
@@ -121,6 +111,7 @@ def test_live_from_the_engines_own_publisher(in_vllm: RunIn) -> None:
     command = [python, str(HERE / "vllm_publisher.py"), address.replace("127.0.0.1", "*"), "gpt-oss-20b", "60"]
     pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, env=env, text=True, **pipe) as publisher:  # type: ignore[call-overload]
+        assert publisher.stdout.readline() == "ready\n"
         reader = [python, "-m", "hybridkv_ref.cli", "events", address, "--format", "vllm", "--idle", "8"]
         with subprocess.Popen(reader, env=env, text=True, stdout=subprocess.PIPE) as live:
             count = int(publisher.stdout.readline())

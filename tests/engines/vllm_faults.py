@@ -6,13 +6,9 @@ Runs in the engine's own environment; prints one line of JSON per fault: what wa
 A fault that makes the engine itself stop before the oracle speaks counts as not caught.
 """
 
-import functools
-import inspect
 import json
 import sys
-import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from vllm.distributed.kv_events import BlockStored
@@ -21,7 +17,9 @@ from vllm.v1.core import kv_cache_coordinator as coordinator_module
 from vllm.v1.core import kv_cache_utils as utils_module
 from vllm.v1.core import single_type_kv_cache_manager as managers
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm_driver import Driver
+from vllm_planting import changed, rewritten
+
+from hybridkv_ref.adapters.vllm_driver import Driver
 
 Pool, Hybrid = pool_module.BlockPool, coordinator_module.HybridKVCacheCoordinator
 Full, Window, State, Base = (
@@ -211,7 +209,7 @@ def _(old: Any) -> Any:
     return lambda self, request, n: old(self, request, n + self.scheduler_block_size - 1)
 
 
-@fault("the last token may be hit", KVCacheManager, "get_computed_blocks", "HKV-L1-006")
+@fault("the last token may be hit", KVCacheManager, "get_computed_blocks", "HKV-L1-006 HKV-LIVE-011")
 def _(old: Any) -> Any:
     return lambda self, request, longest=None: old(self, request, request.num_tokens)
 
@@ -250,37 +248,15 @@ def _(old: Any) -> Any:
 @fault("only the first full group is trimmed to the hit (0.20.2)", Hybrid, "find_longest_cache_hit",
        "HKV-ALIAS-001 HKV-ALIAS-002", "deepseek-v4-flash")  # fmt: skip
 def _(old: Any) -> Any:
-    source = textwrap.dedent(inspect.getsource(old))
-    head, tail = source.split("# Truncate every full-attention group")
-    space: dict[str, Any] = {}
-    changed = tail.replace("for group in self.attention_groups:", "for group in self.attention_groups[:1]:", 1)
-    exec(f"{head}#{changed}", vars(coordinator_module), space)
-    return space["find_longest_cache_hit"]
-
-
-@contextmanager
-def planted(name: str) -> Iterator[None]:
-    owner, attribute, change = FAULTS[name][3]
-    inherited = attribute not in vars(owner)
-    old = inspect.getattr_static(owner, attribute)
-    changed = change(old)
-    if callable(changed) and callable(old):
-        functools.update_wrapper(changed, old)
-    setattr(owner, attribute, changed)
-    try:
-        yield
-    finally:
-        if inherited:
-            delattr(owner, attribute)
-        else:
-            setattr(owner, attribute, old)
+    tail = "# to final hit_length.\n    for group in self.attention_groups"
+    return rewritten((tail, f"{tail}[:1]"))(old)
 
 
 def hunt(name: str, steps: int = 600, seeds: int = 3) -> dict[str, Any]:
     """Drives the engine with this fault until the oracle refuses something."""
     model, depth, rules, _ = FAULTS[name]
     stopped, total = "", 0
-    with planted(name):
+    with changed(*FAULTS[name][3]):
         for seed in range(1, seeds + 1):
             driver = Driver(model, seed, depth=depth)
             try:

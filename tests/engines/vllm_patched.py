@@ -11,6 +11,7 @@ from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
 PATCHES: dict[str, tuple[Any, str, tuple[tuple[str, str], ...]]] = {
@@ -27,6 +28,23 @@ PATCHES: dict[str, tuple[Any, str, tuple[tuple[str, str], ...]]] = {
                 (
                     "eagle_verified.clear()\n            if drop_eagle_block:\n"
                     "                eagle_verified.add(idx)\n            curr_hit"
+                ),
+            ),
+        ),
+    ),
+    "gives_way_after_it_is_cached": (
+        Scheduler,
+        "schedule",
+        (
+            (
+                "preempted_req_id = preempted_req.request_id\n",
+                (
+                    "preempted_req_id = preempted_req.request_id\n"
+                    "                        manager = self.kv_cache_manager\n"
+                    "                        for one in manager.coordinator.single_type_managers:\n"
+                    "                            blocks = one.req_to_blocks[preempted_req_id]\n"
+                    "                            computed = preempted_req.num_computed_tokens // one.block_size\n"
+                    "                            manager.evict_blocks({b.block_id for b in blocks[computed:]})\n"
                 ),
             ),
         ),

@@ -1,6 +1,7 @@
 """Publishes the events of one driven manager with vLLM's own ZMQ publisher: ``vllm_publisher.py ADDRESS MODEL STEPS``.
 
-Begins once somebody has subscribed, then says how many events it published and waits for a line on standard input.
+Says that it is ready, begins once somebody has subscribed, then says how many events it published and waits for a line
+on standard input.
 """
 
 import sys
@@ -8,13 +9,15 @@ import time
 
 import zmq
 from vllm.distributed.kv_events import KVEventBatch, ZmqEventPublisher
-from vllm_driver import Driver
+
+from hybridkv_ref.adapters.vllm_driver import Driver
 
 if __name__ == "__main__":
     address, model, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
     zmq.PUB = zmq.XPUB  # the same socket, which can also be asked who has subscribed
     publisher = ZmqEventPublisher(0, endpoint=address)
     driver = Driver(model, seed=3, depth=2)
+    print("ready", flush=True)
     publisher._pub.recv()  # a subscription: what is sent from now on arrives
     count = 0
     for _ in range(steps):

@@ -1,27 +1,23 @@
-"""Drives vLLM's real manager by chance, the oracle in lock step. Runs in the engine's own environment.
+"""Drives vLLM's real manager by chance, the oracle in lock step: a scheduler in small, in the engine's own process.
 
-    python tests/engines/vllm_driver.py --model gpt-oss-20b --steps 2000 --seed 1
-
-Prints one line of JSON: steps, events, refusals, and what the engine's hits were worth against the longest sound ones.
+The requests share prefixes and come again; the pool is so small that they preempt each other. Chunked prefill, decode,
+drafts that are refused, steps in flight, external tokens that come late or never, salts, evictions and resets.
 """
 
-import argparse
-import json
 import math
 import random
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from hybridkv_ref import Oracle
 from hybridkv_ref.adapters.vllm import Attached
 from hybridkv_ref.adapters.vllm_build import build
-from hybridkv_ref.events import Event
+from hybridkv_ref.errors import InputError
+from hybridkv_ref.events import Event, Header
 from hybridkv_ref.models import Model, load_model
+from hybridkv_ref.oracle import Oracle
 from hybridkv_ref.oracle_records import Refusal
 
 MODELS = {
@@ -36,65 +32,28 @@ MODELS = {
 
 
 def geometry(name: str) -> Model:
-    """A model, with other blocks where the name says so."""
+    """A model, with other blocks where the name says so; InputError where it names other groups than there are."""
     base, _, sizes = name.partition(":")
     model = load_model(base)
     if not sizes:
         return model
-    blocks = map(int, sizes.split(","))
+    blocks = [int(size) for size in sizes.split(",") if size.isdecimal() and int(size)]
+    if len(blocks) != len(model.groups):
+        raise InputError(f"--model {name}: expected block sizes of {len(model.groups)} groups after the colon")
     groups = [msgspec.structs.replace(g, block_tokens=b) for g, b in zip(model.groups, blocks, strict=True)]
     return msgspec.structs.replace(model, groups=tuple(groups))
 
 
-class Driver:
-    """A scheduler in small: chunked prefill, decode, drafts, steps in flight, preemption, external tokens."""
+class Prompts:
+    """Token ids of prompts: one that came before, a part of one, or a new end after a shared beginning."""
 
-    def __init__(
-        self, name: str, seed: int, blocks: int = 0, depth: int = 1, evict: float = 0.02, **options: Any
-    ) -> None:
-        from vllm.sampling_params import SamplingParams
-        from vllm.utils.hashing import sha256
-        from vllm.v1.core.kv_cache_utils import get_request_block_hasher
-        from vllm.v1.request import Request, RequestStatus
-
-        self.chance, self.depth, self.evict, self.status = random.Random(seed), depth, evict, RequestStatus
-        model = geometry(name)
-        self.manager, self.header = build(model, blocks or MODELS.get(name, 100), 1 << 14, **options)
-        self.oracle, self.events = Oracle(self.header), 0
-        self.refusals: list[Refusal] = []
-        self.trail: list[Event] = []
-        self.attached = Attached(self.manager, self.header, self.hear)
-        self.align = math.lcm(*(g.block for g in self.header.groups))
-        self.states = any(g.shape == "state" for g in model.groups)
-        self.windows = max([g.window for g in self.header.groups])
-        self.gate = "admission of whole sequences" not in self.attached.missing
-        self.hasher = get_request_block_hasher(self.header.unit, sha256)
-        self.make: Callable[[str, list[int], str | None], Any] = lambda name, tokens, salt: Request(
-            name, tokens, SamplingParams(max_tokens=64), None, block_hasher=self.hasher, cache_salt=salt
-        )
-        top = min(
-            6 * self.align + 2 * self.windows,
-            (blocks or MODELS.get(name, 100)) * min(g.block for g in self.header.groups),
-        )
-        self.stems = [[self.chance.randrange(1 << 20) for _ in range(top)] for _ in range(3)]
-        self.waiting: list[Any] = []
-        self.running: list[Any] = []
-        self.loading: list[Any] = []
-        self.flight: dict[str, list[int]] = {}
+    def __init__(self, chance: random.Random, align: int, longest: int) -> None:
+        self.chance, self.align = chance, align
+        self.stems = [[chance.randrange(1 << 20) for _ in range(longest)] for _ in range(3)]
         self.past: list[list[int]] = []
-        self.count = 0
-        self.stats: Counter[str] = Counter()
-        self.lost: Counter[str] = Counter()
 
-    def hear(self, event: Event) -> None:
-        self.events += 1
-        self.trail.append(event)
-        found = self.oracle.feed(event).refusals
-        self.refusals += found
-
-    # -- requests --------------------------------------------------------------------------------------------------
-
-    def arrive(self) -> None:
+    def draw(self) -> list[int]:
+        """The next one."""
         c = self.chance
         if self.past and c.random() < 0.4:
             tokens = list(c.choice(self.past))
@@ -107,9 +66,70 @@ class Driver:
                 cut -= cut % self.align
             tokens = stem[:cut] + [c.randrange(1 << 20) for _ in range(c.randint(1, self.align + 5))]
         self.past = [*self.past[-5:], tokens]
+        return tokens
+
+
+def longest(header: Header, blocks: int) -> int:
+    """Tokens of the shared beginnings: beyond every window, if the pool has room for that."""
+    align = math.lcm(*(g.block for g in header.groups))
+    return min(6 * align + 2 * max(g.window for g in header.groups), blocks * min(g.block for g in header.groups))
+
+
+class Driver:
+    """Drives one manager for a model, ``depth`` steps in flight; ``lost`` are tokens by the groups that cost them."""
+
+    def __init__(
+        self, name: str, seed: int, blocks: int = 0, depth: int = 1, evict: float = 0.02, **options: Any
+    ) -> None:
+        from vllm.lora.request import LoRARequest
+        from vllm.sampling_params import SamplingParams
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+        from vllm.v1.request import Request, RequestStatus
+
+        self.chance, self.depth, self.evict, self.status = random.Random(seed), depth, evict, RequestStatus
+        model = geometry(name)
+        self.manager, self.header = build(model, blocks or MODELS.get(name, 100), 1 << 14, **options)
+        self.oracle, self.events = Oracle(self.header), 0
+        self.refusals: list[Refusal] = []
+        self.trail: list[Event] = []
+        self.attached = Attached(self.manager, self.header, self.hear)
+        self.missing = self.attached.missing
+        self.align = math.lcm(*(g.block for g in self.header.groups))
+        self.states = any(g.shape == "state" for g in model.groups)
+        self.gate = "admission of whole sequences" not in self.missing
+        self.hasher = get_request_block_hasher(self.header.unit, sha256)
+        self.make: Callable[..., Any] = lambda name, tokens, **domain: Request(
+            name, tokens, SamplingParams(max_tokens=64), None, block_hasher=self.hasher, **domain
+        )
+        # One name, which is also a salt, and two adapters that were loaded under it.
+        self.adapters = [LoRARequest("s", 1, "/first"), LoRARequest("s", 2, "/second")]
+        top = longest(self.header, blocks or MODELS.get(name, 100))
+        self.prompts = Prompts(self.chance, self.align, top)
+        self.waiting: list[Any] = []
+        self.running: list[Any] = []
+        self.loading: list[Any] = []
+        self.flight: dict[str, list[int]] = {}
+        self.count = 0
+        self.stats: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()
+
+    def hear(self, event: Event) -> None:
+        """Takes one event in, and what the oracle says of it."""
+        self.events += 1
+        self.trail.append(event)
+        found = self.oracle.feed(event).refusals
+        self.refusals += found
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def arrive(self) -> None:
+        """A request, some under a salt or an adapter."""
+        tokens = self.prompts.draw()
         self.count += 1
-        salt = "s" if c.random() < 0.1 else None
-        self.waiting.append(self.make(f"r{self.count}", tokens, salt))
+        salt = "s" if self.chance.random() < 0.1 else None
+        adapter = None if salt or self.chance.random() >= 0.1 else self.chance.choice(self.adapters)
+        self.waiting.append(self.make(f"r{self.count}", tokens, cache_salt=salt, lora_request=adapter))
 
     def chunk(self, request: Any, at: int) -> int:
         """Tokens of the next step from ``at`` on; states end their chunks on whole blocks, as the scheduler does."""
@@ -124,6 +144,7 @@ class Driver:
         return int(count)
 
     def begin(self) -> None:
+        """Admits the first that waits, from its hit and sometimes from tokens of a connector."""
         request = self.waiting[0]
         known = request.request_id in self.oracle.state.requests
         blocks, used, *junction = self.manager.get_computed_blocks(request)
@@ -168,7 +189,7 @@ class Driver:
         if used != best.r:
             self.stats["longer" if used > best.r else "shorter"] += 1
             if used < best.r:
-                self.lost[f"{used} of {best.r} by {' '.join(self.blamed(request, best.r))}"] += 1
+                self.lost[" ".join(self.blamed(request, best.r))] += best.r - used
                 self.stats["lost_tokens"] += best.r - used
 
     def blamed(self, request: Any, best: int) -> list[str]:
@@ -180,6 +201,7 @@ class Driver:
         return [g.name for g, r in zip(self.header.groups, reach, strict=True) if r < best]
 
     def finish_step(self, request: Any) -> None:
+        """The oldest step in flight is done."""
         flight = self.flight[request.request_id]
         if flight:
             request.num_in_flight_tokens = getattr(request, "num_in_flight_tokens", 0) - flight.pop(0)
@@ -187,6 +209,7 @@ class Driver:
             request.append_output_token_ids(self.chance.randrange(1 << 20))
 
     def advance(self, request: Any) -> None:
+        """One more step of a running request; others give way for it."""
         at, flight = request.num_computed_tokens, self.flight[request.request_id]
         while len(flight) >= self.depth or (flight and at >= request.num_tokens):
             self.finish_step(request)
@@ -228,6 +251,7 @@ class Driver:
             self.waiting.insert(0, request)
 
     def step(self) -> None:
+        """One step of the engine, and what comes and goes beside it."""
         c = self.chance
         if hasattr(self.manager, "new_step_starts"):
             self.manager.new_step_starts()
@@ -270,61 +294,9 @@ class Driver:
             self.stop(request)
 
     def end(self) -> None:
+        """Ends all that runs."""
         for request in list(self.loading):
             self.land(request, False)
         self.loading.clear()
         for request in list(self.running):
             self.stop(request, self.status.FINISHED_STOPPED)
-
-
-def drive(a: argparse.Namespace, model: str, seed: int) -> dict[str, Any]:
-    """One run until its end or the first refusal."""
-    begun = time.process_time()
-    options = {} if a.retention is None else {"retention": a.retention}
-    driver = Driver(model, seed, a.blocks, a.depth, a.evict, **options)
-    done = 0
-    while done < a.steps and not driver.refusals:
-        driver.step()
-        done += 1
-    if not driver.refusals:
-        driver.end()
-    if driver.refusals and a.show:
-        at = driver.refusals[0].index
-        for number, event in enumerate(driver.trail[max(0, at - a.show) : at], max(0, at - a.show) + 1):
-            print(number, event, file=sys.stderr)
-        print(driver.oracle.explain(driver.refusals[0]), file=sys.stderr)
-    return {
-        "model": model,
-        "seed": seed,
-        "depth": a.depth,
-        "steps": done,
-        "events": driver.events,
-        "refusals": [f"{r} {', '.join(r.rules)}" for r in driver.refusals[:3]],
-        **driver.stats,
-        "lost": driver.lost.most_common(5),
-        "partial_entries": driver.attached.index.parts,
-        "missing": driver.attached.missing,
-        "skipped": driver.oracle.state.skipped,
-        "cpu_s": round(time.process_time() - begun, 1),
-    }
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", nargs="+", default=["gpt-oss-20b"])
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--seed", type=int, nargs="+", default=[1])
-    parser.add_argument("--blocks", type=int, default=0, help="of the pool, the null block included")
-    parser.add_argument("--depth", type=int, default=1, help="steps in flight")
-    parser.add_argument("--evict", type=float, default=0.02, help="chance per step that cached blocks are evicted")
-    parser.add_argument("--retention", type=int, default=None, help="the engine's prefix_cache_retention_interval")
-    parser.add_argument("--show", type=int, default=0, help="events to print before a refusal")
-    a = parser.parse_args()
-    found = [drive(a, model, seed) for model in a.model for seed in a.seed]
-    for one in found:
-        print(json.dumps(one))
-    return int(any(one["refusals"] for one in found))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

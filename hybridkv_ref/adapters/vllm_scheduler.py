@@ -1,0 +1,278 @@
+"""Drives vLLM's real Scheduler by chance, with a runner that has no model, the oracle in lock step.
+
+The scheduler calls its own manager, which is watched as ever. While it schedules, events wait: the step that a call of
+the manager is for is then told as the runner prepared it, with the blocks in the runner's own tables. A step is done
+when the runner has run it. Two reductions: where blocks are given back under a step in flight, the step is told as done
+(the device runs in order, so whoever gets them writes later); and a preempted request that got a token meanwhile begins
+a new life, for its prompt has grown.
+"""
+
+import json
+import random
+import tempfile
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hybridkv_ref import events as ev
+from hybridkv_ref.adapters.vllm import Attached, Life
+from hybridkv_ref.adapters.vllm_build import configure, describe, units
+from hybridkv_ref.adapters.vllm_driver import MODELS, Prompts, geometry, longest
+from hybridkv_ref.adapters.vllm_runner import Job, Runner
+from hybridkv_ref.events import Event
+from hybridkv_ref.models import Model
+from hybridkv_ref.oracle import Oracle
+from hybridkv_ref.oracle_records import Refusal
+
+LENGTH = 1 << 14
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 64,
+    "num_attention_heads": 1, "num_key_value_heads": 1, "num_hidden_layers": 1, "vocab_size": 1 << 21,
+    "max_position_embeddings": 1 << 15, "torch_dtype": "bfloat16",
+}  # fmt: skip
+"""A model whose name the engine knows; the scheduler asks of it no more than lengths. Groups come from the geometry."""
+
+WAYS: dict[str, dict[str, Any]] = {
+    "scheduler": {},
+    "scheduler, drafts": {"drafts": 3},
+    "scheduler, by priority": {"policy": "priority"},
+    "asynchronous scheduler": {"asynchronous": True},
+}
+"""What a driver may be told."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Stands where the manager was asked for the blocks of a step, until the runner says what the step is."""
+
+    step: str
+    req: str
+    first: bool
+
+
+def build_scheduler(model: Model, blocks: int, asynchronous: bool, policy: str, drafts: int) -> tuple[Any, Any]:
+    """A real Scheduler for a model's groups, events on, and its configuration of caches."""
+    from vllm.config import (
+        CacheConfig,
+        KVEventsConfig,
+        ModelConfig,
+        SchedulerConfig,
+        SpeculativeConfig,
+        VllmConfig,
+    )
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    config = configure(model, blocks)
+    whole, least = units(config)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(CONFIG))
+        named = ModelConfig(folder, skip_tokenizer_init=True, max_model_len=LENGTH, dtype="bfloat16")
+        settings = SchedulerConfig(
+            max_num_seqs=5,
+            max_num_batched_tokens=3 * whole + 7,
+            max_model_len=LENGTH,
+            enable_chunked_prefill=True,
+            is_encoder_decoder=False,
+            policy=policy,
+        )
+        caches = CacheConfig(
+            enable_prefix_caching=True, mamba_cache_mode="align" if config.has_mamba_layers else "none"
+        )
+        guess = None
+        if drafts:
+            guess = SpeculativeConfig(
+                model="ngram", num_speculative_tokens=drafts, prompt_lookup_max=drafts, prompt_lookup_min=1
+            )
+        made = VllmConfig(
+            model_config=named,
+            scheduler_config=settings,
+            cache_config=caches,
+            speculative_config=guess,
+            kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
+        )
+        structured = StructuredOutputManager(made)
+    caches.num_gpu_blocks, caches.block_size = blocks, whole
+    settings.async_scheduling = asynchronous
+    kind = AsyncScheduler if asynchronous else Scheduler
+    return kind(made, config, structured, block_size=whole, hash_block_size=least), config
+
+
+class Watched(Attached):
+    """A scheduler's manager: steps are what the runner says, and end when it says so."""
+
+    def __init__(self, manager: Any, header: ev.Header, hear: Callable[[Event | Planned], None]) -> None:
+        super().__init__(manager, header, hear)
+        self.plan: Callable[[Planned], None] = hear
+
+    def _done(self, life: Life, position: float) -> None:
+        """Left to the runner."""
+
+    def _life(self, request: Any) -> Life:
+        name, life = request.request_id, self.lives.get(request.request_id)
+        if life is not None and not any(life.tables) and request.num_tokens > life.told:
+            self.sink(ev.Abort(name))
+            del self.lives[name]
+        return super()._life(request)
+
+    def _dispatch(self, name: str, life: Life, lo: int, hi: int, reads: list[ev.Span]) -> None:
+        self.count += 1
+        self.plan(Planned(step=f"{name}#{self.count}", req=name, first=not life.sent))
+
+    def _cache_blocks(self, request: Any, num_computed_tokens: int) -> Any:
+        self._progress(request, self._life(request))
+        return super()._cache_blocks(request, num_computed_tokens)
+
+    def ran(self, name: str, step: str) -> None:
+        """A step has run; one whose blocks were given back was told as done then."""
+        life = self.lives.get(name)
+        if life is not None and life.steps and life.steps[0][0] == step:
+            life.steps.popleft()
+            self.sink(ev.Complete(step))
+
+
+class SchedulerDriver:
+    """Arrivals, aborts and resets around a real Scheduler; ``depth`` 2 where it is asynchronous."""
+
+    def __init__(
+        self, name: str, seed: int, asynchronous: bool = False, policy: str = "fcfs", drafts: int = 0, blocks: int = 0
+    ) -> None:
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+
+        self.chance, self.drafts, self.policy = random.Random(seed), drafts, policy
+        blocks = blocks or MODELS.get(name, 100)
+        model = geometry(name)
+        self.scheduler, config = build_scheduler(model, blocks, asynchronous, policy, drafts)
+        whole, least = units(config)
+        self.header = describe(config, model, least)
+        self.oracle = Oracle(self.header)
+        self.trail: list[Event] = []
+        self.refusals: list[Refusal] = []
+        self.stats: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()
+        self.waiting: list[Event | Planned] = []
+        self.scheduling = False
+        self.attached = Watched(self.scheduler.kv_cache_manager, self.header, self.hear)
+        self.missing = self.attached.missing
+        states = [g.shape == "state" for g in model.groups]
+        self.runner = Runner(self.header, self.attached.needs, states, blocks, LENGTH)
+        self.depth = 2 if asynchronous else 1
+        self.queue: deque[tuple[Any, dict[str, Job]]] = deque()
+        self.prompts = Prompts(self.chance, whole, longest(self.header, blocks))
+        self.hasher = get_request_block_hasher(least, sha256)
+        self.salts: dict[str, int] = {}
+
+    # -- judging ---------------------------------------------------------------------------------------------------
+
+    def hear(self, event: Event | Planned) -> None:
+        """Takes one event in, now or when the step is known."""
+        if self.scheduling or isinstance(event, Planned):
+            self.waiting.append(event)
+            return
+        self.trail.append(event)
+        self.refusals += self.oracle.feed(event).refusals
+        if isinstance(event, ev.Lookup):
+            self.judge(event)
+
+    def judge(self, event: ev.Lookup) -> None:
+        """The engine's hit against the longest one."""
+        known = self.oracle.state.requests.get(event.req)
+        if known is None or known.lost:
+            return
+        best = self.oracle.expected_hit(event.req)
+        self.stats["lookups"] += 1
+        self.stats["hit_tokens"] += event.used
+        self.stats["best_tokens"] += best.r
+        if event.used > best.r:
+            self.stats["longer"] += 1
+        elif event.used < best.r:
+            self.stats["shorter"] += 1
+            self.lost["some group"] += best.r - event.used
+
+    def tell(self, jobs: dict[str, Job]) -> None:
+        """What waited, with the steps as they are."""
+        events, self.waiting = self.waiting, []
+        never = set[str]()  # the manager was asked, and then the request gave way in the same step
+        for event in events:
+            if not isinstance(event, Planned):
+                if not (isinstance(event, ev.Complete) and event.step in never):
+                    self.hear(event)
+            elif event.req not in jobs:
+                never.add(event.step)
+                self.stats["gave_way"] += 1
+            else:
+                job = jobs[event.req]
+                job.step = event.step
+                for one in self.runner.events(job, event.first):
+                    self.hear(one)
+
+    # -- the engine's loop -----------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One step of the engine, and what comes and goes beside it."""
+        c, scheduler = self.chance, self.scheduler
+        if len(scheduler.waiting) < 3 and c.random() < 0.5:
+            self.arrive()
+        if scheduler.requests and c.random() < 0.05:
+            self.abort(c.choice(list(scheduler.requests)))
+        if c.random() < 0.01:
+            self.stats["resets"] += bool(scheduler.reset_prefix_cache(reset_running_requests=c.random() < 0.5))
+        self.scheduling = True
+        output = scheduler.schedule()
+        jobs = self.runner.prepare(output, self.salts)
+        self.scheduling = False
+        self.tell(jobs)
+        self.stats["scheduled"] += len(jobs)
+        self.stats["preempted"] += len(output.preempted_req_ids)
+        self.queue.append((output, jobs))
+        while len(self.queue) >= self.depth:
+            self.finish_step()
+
+    def finish_step(self) -> None:
+        """The oldest step runs, and the scheduler hears of it; then drafts for the next one, some of them wrong."""
+        from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+
+        output, jobs = self.queue.popleft()
+        self.runner.run(list(jobs.values()))
+        for job in jobs.values():
+            self.attached.ran(job.name, job.step)
+        names = {name: place for place, name in enumerate(jobs)}
+        result = ModelRunnerOutput(list(names), names, [list(job.out) for job in jobs.values()])
+        self.scheduler.update_from_output(output, result)
+        if self.drafts:
+            ready = [job for job in jobs.values() if job.out]
+            guesses = [self.runner.guess(job, self.drafts, self.chance) for job in ready]
+            self.scheduler.update_draft_token_ids(DraftTokenIds([job.name for job in ready], guesses))
+
+    def arrive(self) -> None:
+        """A request, some under a salt."""
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request
+
+        self.stats["begun"] += 1
+        name = f"r{self.stats['begun']}"
+        salt = "s" if self.chance.random() < 0.1 else None
+        self.salts[name] = 1 if salt else 0
+        limits = SamplingParams(max_tokens=self.chance.randint(1, 40), ignore_eos=True)
+        chosen = {"priority": self.chance.randint(0, 3)} if self.policy == "priority" else {}
+        self.scheduler.add_request(
+            Request(name, self.prompts.draw(), limits, None, block_hasher=self.hasher, cache_salt=salt, **chosen)
+        )
+
+    def abort(self, name: str) -> None:
+        """The client gives up, also while a step of it is in flight."""
+        from vllm.v1.request import RequestStatus
+
+        self.stats["aborted"] += 1
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    def end(self) -> None:
+        """Ends all that runs."""
+        for name in list(self.scheduler.requests):
+            self.abort(name)
+        while self.queue:
+            self.finish_step()
