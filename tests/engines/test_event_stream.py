@@ -124,9 +124,25 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str], data: byt
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_sglangs_batches_name_no_group_and_media_of_their_own(tmp_path: Path) -> None:
+    """Maps without group or kind, as SGLang encodes them; what lies in host memory and in a pool is told apart."""
+    page = {"block_hashes": [7, 8], "token_ids": [1, 2], "block_size": 1, "lora_id": None, "parent_block_hash": None}
+    begin = [{"type": "BlockStored", "medium": medium, **page} for medium in ("GPU", "CPU_PINNED", "EXTERNAL")]
+    gone = [{"type": "BlockRemoved", "block_hashes": [7], "medium": medium} for medium in ("GPU", "EXTERNAL")]
+    frames = tmp_path / "batches"
+
+    def run(events: list[dict[str, Any]]) -> int:
+        batch = msgspec.msgpack.encode([0.5, events, None])
+        frames.write_bytes(len(batch).to_bytes(4, "big") + batch)
+        return main(["events", str(frames), "--format", "sglang"])
+
+    assert run([*begin, *gone]) == 0
+    assert run([*begin, *gone, gone[1]]) == 1
+
+
 @pytest.mark.parametrize("name", ["other", "../events", ""])
 def test_another_format_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match=r"no such format \(known: vllm\)"):
+    with pytest.raises(InputError, match=r"no such format \(known: sglang, vllm\)"):
         EventStream(name)
 
 
