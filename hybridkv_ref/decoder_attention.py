@@ -52,7 +52,8 @@ class AttentionLayer:
         kv = rotate(rms_norm(linear(x, w.kv, sizes.fixed_order), w.kv_norm)[:, None], turns)[:, 0].contiguous()
         window = state.rows(self.layer, self.plan.window)
         written = step.positions >= state.writes_from(self.plan.window)
-        index_build(kv, step.slots(window).where(written, -1), window.arena, window.page)
+        store = state.operation("append", self.plan.window)
+        store(kv, step.slots(window).where(written, -1), window.arena, window.page)
         parts = [self._attend(q, window, self._window_rows(window, step, state.begins(self.layer)), step)]
         if self.plan.entries is not None and w.compressor is not None:
             entries = self._fold(x, w.compressor, self.plan.entries, step, state)

@@ -14,7 +14,6 @@ from hybridkv_ref.decoder_plan import Step
 from hybridkv_ref.decoder_state import RunningState
 from hybridkv_ref.decoder_weights import Delta
 from hybridkv_ref.kernels.gather_dequant import gather_dequant
-from hybridkv_ref.kernels.index_build import index_build
 from hybridkv_ref.layouts import Page
 
 
@@ -47,7 +46,7 @@ class DeltaLayer:
             inputs = inputs[1:]
             made.append(torch.cat((memory.flatten(), inputs.flatten())))
         slots = rows.slots(torch.arange(first, step.end))
-        index_build(torch.stack(made), slots, rows.arena, rows.page)
+        state.operation("append", self.group)(torch.stack(made), slots, rows.arena, rows.page)
         return linear(out, w.out, sizes.fixed_order)
 
     def _load(self, slots: Tensor, arena: Tensor, page: Page, x: Tensor) -> tuple[Tensor, Tensor]:

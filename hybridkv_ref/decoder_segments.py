@@ -65,9 +65,9 @@ class Segments:
         """The end of what the hit's segments hold: they are whole grid units, and nobody writes in what is cached."""
         return max((s.token_range[1] for s in self._hit_of(self._allocator.geometry.group(group))), default=0)
 
-    def operation(self, row: Operation, tail: str) -> Callable[..., Tensor]:
+    def operation(self, row: Operation, group: str) -> Callable[..., Tensor]:
         """The operation that this row of the tables names."""
-        ledger, rows = self._allocator.ledger, self._allocator.geometry.group(tail)
+        ledger, rows = self._allocator.ledger, self._allocator.geometry.group(group)
         if row == "append":
             return ledger.kernel(ledger.event_id(rows.kind, row))
         return ledger.kernel(ledger.handoff_id(row, rows.kind, self._groups[rows.cache].kind))

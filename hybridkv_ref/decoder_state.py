@@ -18,6 +18,7 @@ from hybridkv_ref.decoder_geometry import Sizes, Stored
 from hybridkv_ref.kernels import _pages
 from hybridkv_ref.kernels.compress_pool_quant import compress_pool_quant
 from hybridkv_ref.kernels.copy_blocks import copy_blocks
+from hybridkv_ref.kernels.index_build import index_build
 from hybridkv_ref.kernels.tail_append import tail_append
 from hybridkv_ref.layouts import Page
 
@@ -93,8 +94,8 @@ class RunningState(Protocol):
     def writes_from(self, group: str) -> int:
         """The first position whose window row a step writes: earlier ones are there already."""
 
-    def operation(self, row: Operation, tail: str) -> Callable[..., Tensor]:
-        """The operation of ``kernels/`` by which rows come into this tail, or become entries."""
+    def operation(self, row: Operation, group: str) -> Callable[..., Tensor]:
+        """The operation of ``kernels/`` by which rows come into this group, or a tail's become entries."""
 
     def begins(self, layer: int) -> int:
         """The first position that a layer knows: a window has no row before it (a truncated window, where some query
@@ -109,6 +110,7 @@ class PrivateState:
         self._sizes, self._keep_all = sizes, keep_all
         self._begins: dict[int, int] = {}
         self._windows = {(item.layer, item.group): item.need for item in stored if item.shape == "window"}
+        self._tails = {item.group for item in stored if item.shape == "ring"}
         self._rows = {(item.layer, item.group): self._place(item) for item in stored}
 
     def _place(self, item: Stored) -> Rows:
@@ -126,9 +128,11 @@ class PrivateState:
         """0: what was restored is a copy of its own."""
         return 0
 
-    def operation(self, row: Operation, tail: str) -> Callable[..., Tensor]:
-        """``tail_append`` and ``compress_pool_quant``."""
-        return tail_append if row == "append" else compress_pool_quant
+    def operation(self, row: Operation, group: str) -> Callable[..., Tensor]:
+        """``tail_append`` and ``compress_pool_quant`` of tails, ``index_build`` of windows and states."""
+        if row == "append":
+            return tail_append if group in self._tails else index_build
+        return compress_pool_quant
 
     def begins(self, layer: int) -> int:
         """The first position that a layer knows."""

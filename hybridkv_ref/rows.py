@@ -195,10 +195,11 @@ class RowBuilder:
         owner = kind or row.spec.scope
         types = {n: r.type for n, r in self.inputs(row.inputs, f"{row.file}: rows.{row.name}", kind).items()}
         rules = (*row.spec.rules, *(r for _, _, extension in row.extends for r in extension.rules))
+        kernel = next((e.kernel for _, _, e in reversed(row.extends) if e.kernel), row.spec.kernel)
         return Event(
             f"{owner}.{row.name}", row.name, row.file, row.spec.scope, dict(kinds),
             tuple(part.guards), tuple(part.effects), part.edges, tuple(part.can), types, row.spec.actor, row.spec.fair,
-            row.spec.intake, tuple(row.spec.tags), tuple(dict.fromkeys(rules)), row.spec.kernel, row.spec.doc,
+            row.spec.intake, tuple(row.spec.tags), tuple(dict.fromkeys(rules)), kernel, row.spec.doc,
         )  # fmt: skip
 
     def handoff(

@@ -87,13 +87,17 @@ class RowSpec(Record, frozen=True):
 
 
 class ExtendSpec(Record, frozen=True):
-    """What one kind adds to a shared row: stronger guards, effects on its own variables, more inputs."""
+    """What one kind adds to a shared row: stronger guards, effects on its own variables, more inputs.
+
+    ``kernel`` takes the place of the row's.
+    """
 
     when: list[str] = []
     then: list[str] = []
     can: list[str] = []
     inputs: dict[str, str] = {}
     rules: list[str] = []
+    kernel: str = ""
 
 
 class SideSpec(Record, frozen=True):

@@ -45,7 +45,14 @@ def test_the_kernel_of_a_fold_runs_between_its_rows() -> None:
     assert seen == [2, 2, 3, 3, 3, 2, 2, 3, 3, 3]
 
 
-@pytest.mark.parametrize(("file", "kernel"), [("protocols/handoffs", "compress_pool_quant"), ("common", "tail_append")])
+@pytest.mark.parametrize(
+    ("file", "kernel"),
+    [
+        ("protocols/handoffs", "compress_pool_quant"),
+        ("common", "index_build"),
+        ("kinds/uncompressed_tail", "tail_append"),
+    ],
+)
 def test_another_kernel_in_the_table_is_what_runs(file: str, kernel: str, tmp_path: Path) -> None:
     spec = copy_spec(tmp_path)
     edit(spec / f"{file}.toml", f'kernel = "{kernel}"', 'kernel = "no_such_operation"')
