@@ -123,7 +123,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_what_cannot_be_used_is_said_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, liar: str) -> None:
     here = sys.executable
-    assert "no such engine (known: vllm)" in refused(capsys, "vlm", "--python", here)
+    assert "no such engine (known: vllm, sglang)" in refused(capsys, "vlm", "--python", here)
     assert "no such file" in refused(capsys, "vllm", "--python", str(tmp_path / "none"))
     assert "no such file" in refused(capsys, "vllm", "--python", str(tmp_path))
     assert "not an interpreter" in refused(capsys, "vllm", "--python", __file__)
@@ -131,6 +131,13 @@ def test_what_cannot_be_used_is_said_in_one_line(capsys: pytest.CaptureFixture[s
     assert "Python 3.9 is older than 3.11" in refused(capsys, "vllm", "--python", liar)
     assert "no model named 'x'" in refused(capsys, "vllm", "--python", here, "--model", "x")
     assert "2 groups" in refused(capsys, "vllm", "--python", here, "--model", "gpt-oss-20b:1")
+    assert "tokens above 0 after '@'" in refused(capsys, "sglang", "--python", here, "--model", "gpt-oss-20b:9@0")
+    assert "tokens above 0 after ':'" in refused(capsys, "sglang", "--python", here, "--model", "gpt-oss-20b:x@1")
+    assert "pages of 4 tokens" in refused(capsys, "sglang", "--python", here, "--model", "qwen3-next-80b-a3b@4")
+    assert "no group of it has a window" in refused(
+        capsys, "sglang", "--python", here, "--model", "qwen3-next-80b-a3b:9@1"
+    )
+    assert "one window or states" in refused(capsys, "sglang", "--python", here, "--model", "deepseek-v4-flash")
     assert "--steps 0" in refused(capsys, "vllm", "--python", here, "--steps", "0")
     assert "--out" in refused(capsys, "vllm", "--python", here, "--out", __file__)
 
