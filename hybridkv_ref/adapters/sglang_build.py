@@ -179,7 +179,7 @@ def _with_states(page: int, pages: int, states: int, longest: int) -> Any:
     vars(module).update(
         mamba_cache_chunk_size=lambda: page, mamba_checkpoint_grid=lambda tree_page: page, get_exec=lambda: limits
     )
-    missing_features(cls)
+    missing_features(cls, window=False)
     return cls(init.CacheInitParams(**wanted))
 
 
