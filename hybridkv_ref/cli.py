@@ -17,6 +17,7 @@ from hybridkv_ref.paths import SPEC_DIR
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
+    from hybridkv_ref.adapters.engines import ENGINES
     from hybridkv_ref.workloads import DEFAULT_WORKLOAD, WORKLOADS
 
     top = argparse.ArgumentParser(
@@ -110,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--show", type=int, default=20, metavar="N", help="refusals to print")
 
     sub = command("conform", commands.cmd_conform, tables=False)
-    sub.add_argument("engine", help="whose environment it is: vllm")
+    sub.add_argument("engine", help=f"whose environment it is: {' or '.join(ENGINES)}")
     sub.add_argument("--python", required=True, metavar="PATH", help="interpreter of an environment with the engine")
     sub.add_argument("--model", nargs="+", default=[], metavar="NAME", help="default: those of the engine's tests")
     sub.add_argument("--steps", type=int, default=300, metavar="N", help="of each run (default: 300)")

@@ -148,7 +148,8 @@ class Lookup(EventRecord):
     """A prefix lookup, of which ``used`` of ``matched`` tokens are taken.
 
     ``blocks``: per group from position 0 on, null where none is needed. ``limiting``: groups named as the limit of a
-    hit below the match. ``tier``: where the blocks lie.
+    hit below the match. ``tier``: where the blocks lie. ``outside``: tokens after the used ones that come from
+    elsewhere before the request computes: it resumes at their end, and holds of the hit only what is needed there.
     """
 
     req: str
@@ -158,6 +159,7 @@ class Lookup(EventRecord):
     limiting: list[str] = []
     tier: Tier = DEVICE
     grade: Literal["exact", "bounded"] = "exact"
+    outside: int = 0
 
 
 class Preempt(EventRecord):

@@ -69,6 +69,7 @@ class Hits:
         if not (self.record_match(request, used, max(matched, used)) and self.claims(e, request, matched)):
             state.lose_request(request)
             return
+        request.outside = e.outside
         leases = self.leases.setdefault(request.uid, [])
         tier = state.tier(e.tier)
         for name, numbers in e.blocks.items():
@@ -101,11 +102,12 @@ class Hits:
                 covered = block.segment.end
                 first = first if last == block.segment.start and last else block.segment.start
                 last = covered
-            if used and not self.covered(self.on_lookup, g, e.req, used, first, last):
+            if used and not self.covered(self.on_lookup, g, e.req, used, used, first, last):
                 state.lose_request(request)
                 return
         for g in state.groups if used else ():
-            if g.spec.reuse and g.spec.name not in e.blocks and not self.covered(self.on_lookup, g, e.req, used, 0, 0):
+            bare = g.spec.reuse and g.spec.name not in e.blocks
+            if bare and not self.covered(self.on_lookup, g, e.req, used, used, 0, 0):
                 state.lose_request(request)
                 return
 
@@ -119,22 +121,23 @@ class Hits:
             rows["same_domain"], seg, block.domain, request.domain, segment=where
         )
 
-    def covered(self, on: Bound, g: GroupState, req: str, used: int, first: int, last: int) -> bool:
-        """Contents: the group can resume at the position that is used."""
-        lo, hi, exact = g.need.need(used, used)
-        return self.state.fire(on.group[g.index]["covers"], lo, hi, first, last, exact, segment=(g.spec.name, req))
+    def covered(self, on: Bound, g: GroupState, req: str, at: int, used: int, first: int, last: int) -> bool:
+        """Contents: the group can resume at a position, where all beyond what is used comes from elsewhere."""
+        lo, hi, exact = g.need.need(at, at)
+        inputs = (lo, min(hi, used), first, last, exact)
+        return self.state.fire(on.group[g.index]["covers"], *inputs, segment=(g.spec.name, req))
 
     def held(self, request: Request, pinned: list[tuple[GroupState, Block, Any]]) -> bool:
         """What of a hit is pinned is enough: every group resumes from blocks that it holds. Nothing pinned, no hit."""
-        spans = dict.fromkeys((g.index for g in self.state.groups if g.spec.reuse), (0, 0)) if pinned else {}
+        hit = pinned or request.outside
+        spans = dict.fromkeys((g.index for g in self.state.groups if g.spec.reuse), (0, 0)) if hit else {}
         for g, block, _ in pinned:
             first, last = spans[g.index]
             seg = block.segment
             spans[g.index] = (first if last == seg.start and last else seg.start), seg.end
-        used = request.record.f
-        return all(
-            self.covered(self.hidden, self.state.groups[i], request.name, used, *span) for i, span in spans.items()
-        )
+        used, groups = request.record.f, self.state.groups
+        at = used + request.outside
+        return all(self.covered(self.hidden, groups[i], request.name, at, used, *span) for i, span in spans.items())
 
     def record_match(self, request: Request, used: int, matched: int) -> bool:
         """Brings the request's record to a match of this length; a lookup that was not pinned leaves nothing."""
@@ -304,7 +307,7 @@ class Hits:
                 block.leases.pop(request.uid, None)
             elif lease.stage != self.none:
                 pinned.append((g, block, lease))
-        if leases and not pinned:
+        if leases and not pinned and not request.outside:
             request.cold, request.positions = True, dict.fromkeys(state.by_name, 0)
         if not self.held(request, pinned):
             return False

@@ -111,8 +111,8 @@ class Request:
     """A request's life: its record in the tables, the identity of its tokens, where it is."""
 
     __slots__ = (
-        "at", "chain", "cold", "domain", "drafts", "grade", "held", "length", "life", "lost", "name", "positions",
-        "record", "running", "table_versions", "uid", "unit",
+        "at", "chain", "cold", "domain", "drafts", "grade", "held", "length", "life", "lost", "name", "outside",
+        "positions", "record", "running", "table_versions", "uid", "unit",
     )  # fmt: skip
 
     def __init__(self, name: str, uid: int, record: Any, length: int, unit: int) -> None:
@@ -121,6 +121,8 @@ class Request:
         self.domain = self.drafts = self.at = self.life = self.held = 0
         # ``cold``: it found a hit and pinned nothing of it, and has not computed yet.
         self.lost = self.running = self.cold = False
+        # Tokens after the hit that come from elsewhere before it computes.
+        self.outside = 0
         self.grade = "exact"
         # Per group, the version of this request's table, and whether it was copied.
         self.table_versions: dict[str, tuple[int, bool]] = {}

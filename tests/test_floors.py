@@ -242,6 +242,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "adapters.event_stream",
         "adapters.sglang",
         "adapters.sglang_build",
+        "adapters.sglang_driver",
         "adapters.sglang_features",
         "adapters.sglang_records",
         "adapters.sglang_tree",

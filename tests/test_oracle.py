@@ -351,6 +351,19 @@ def test_a_hit_is_read_from_the_blocks_that_are_pinned() -> None:
     assert refusals(header(WIN), *window, Pin("b", "win", [2, 3]), Allocate("b", "win", [4])) == ()
 
 
+@pytest.mark.parametrize(("outside", "needed"), [(0, [2, 3]), (16, [3]), (32, [])])
+def test_tokens_from_elsewhere_move_what_is_held_of_a_hit(outside: int, needed: list[int]) -> None:
+    """Window 32: of [0, 48) it needs [17, 48) to resume at 48, [33, 48) at 64 and nothing at 80."""
+    events = [*served("a", IDS, {"win": [1, 2, 3]}), Arrive("b", 100, ids=IDS)]
+    events.append(Lookup("b", 48, blocks={"win": [1, 2, 3]}, outside=outside))
+    pins = [Pin("b", "win", needed)] if needed else []
+    assert refusals(header(WIN), *events, *pins, Allocate("b", "win", [4], at=48 + outside)) == ()
+    if needed:
+        less = Pin("b", "win", needed[1:] or [1])
+        part = only(header(WIN), *events, less, Allocate("b", "win", [4], at=48 + outside))
+        assert (part.row, part.values["lo"]) == ("system.covers", 17 + outside)
+
+
 def test_a_request_that_comes_again_is_voted_on_again() -> None:
     blocks = {"full": [1, 2, 3]}
     events = [*served("a", IDS, blocks), Arrive("b", 60, ids=IDS), Vote("b", 0, 16), Vote("b", 1, 48)]

@@ -50,7 +50,7 @@ def run_there(
     """
     if engine not in ENGINES:
         raise InputError(f"conform {engine}: no such engine (known: {', '.join(ENGINES)})")
-    kind = ENGINES[engine]
+    kind = ENGINES[engine]()
     for model in models or kind.models:
         kind.check(model)
     look(python, kind.package)
@@ -151,7 +151,7 @@ def main() -> None:
     with os.fdopen(os.dup(1), "wb") as told:
         os.dup2(2, 1)
         for model in args.models:
-            for how, make in ENGINES[args.engine].drivers.items():
+            for how, make in ENGINES[args.engine]().drivers.items():
                 told.write(msgspec.json.encode(play(make, model, how, args.seed, args.steps)) + b"\n")
                 told.flush()
 

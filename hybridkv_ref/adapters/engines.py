@@ -1,15 +1,16 @@
 """The engines that ``hybridkv conform`` drives: what their environment must hold, which models, by which drivers."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from hybridkv_ref.adapters import vllm_driver, vllm_scheduler
-from hybridkv_ref.events import Event, Header
-from hybridkv_ref.oracle import Oracle
-from hybridkv_ref.oracle_records import Refusal
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from hybridkv_ref.events import Event, Header
+    from hybridkv_ref.oracle import Oracle
+    from hybridkv_ref.oracle_records import Refusal
 
 
 class Driver(Protocol):
@@ -20,12 +21,12 @@ class Driver(Protocol):
     groups that cost them. ``missing``: what this release cannot show.
     """
 
-    header: Header
-    oracle: Oracle
-    trail: list[Event]
-    refusals: list[Refusal]
-    stats: Counter[str]
-    lost: Counter[str]
+    header: "Header"
+    oracle: "Oracle"
+    trail: "list[Event]"
+    refusals: "list[Refusal]"
+    stats: "Counter[str]"
+    lost: "Counter[str]"
     missing: dict[str, list[str]]
 
     def step(self) -> None:
@@ -49,8 +50,10 @@ class EngineKind:
     variables: Mapping[str, str]
 
 
-ENGINES: Mapping[str, EngineKind] = {
-    "vllm": EngineKind(
+def _vllm() -> EngineKind:
+    from hybridkv_ref.adapters import vllm_driver, vllm_scheduler
+
+    return EngineKind(
         package="vllm",
         models=tuple(vllm_driver.MODELS),
         check=vllm_driver.geometry,
@@ -61,5 +64,20 @@ ENGINES: Mapping[str, EngineKind] = {
             "asynchronous scheduler": partial(vllm_scheduler.SchedulerDriver, asynchronous=True),
         },
         variables={"HF_HUB_OFFLINE": "1", "VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR"},
-    ),
-}
+    )
+
+
+def _sglang() -> EngineKind:
+    from hybridkv_ref.adapters import sglang_driver
+
+    return EngineKind(
+        package="sglang",
+        models=sglang_driver.MODELS,
+        check=sglang_driver.geometry,
+        drivers={"cache": sglang_driver.Driver},
+        variables={"HF_HUB_OFFLINE": "1"},
+    )
+
+
+ENGINES: Mapping[str, Callable[[], EngineKind]] = {"vllm": _vllm, "sglang": _sglang}
+"""By name. Made when asked for, so that the command line can name them without their drivers."""

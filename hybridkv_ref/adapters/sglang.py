@@ -32,10 +32,11 @@ class Attached:
 
     def __init__(self, cache: Any, header: Header, sink: Callable[[Event], object], spec: Path = SPEC_DIR) -> None:
         self.cache, self.header, self.sink = cache, header, sink
-        self.missing, self.rules = missing_features(type(cache)), rules_of(type(cache))
         self.page, self.names = header.unit, [g.name for g in header.groups]
         self.needs = [group_of(g, spec) for g in header.groups]
         self.tree = Tree(cache, self.page, self.needs[1].exact)
+        self.missing = missing_features(type(cache), window=not self.tree.states)
+        self.rules = rules_of(type(cache))
         self.rows, self.slots = cache.req_to_token_pool, cache.token_to_kv_pool_allocator
         self.lives: dict[str, Life] = {}
         self.locks: list[Lock] = []

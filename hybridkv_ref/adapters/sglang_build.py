@@ -93,18 +93,26 @@ def cache_class() -> type:
     raise InputError(f"{MEMORY}: none of {', '.join(CACHES)}")
 
 
+def with_states(model: Model, page: int) -> bool:
+    """Whether a model has states beside full attention, else a window; InputError for what the cache does not have."""
+    shapes = sorted(g.shape for g in model.groups)
+    if shapes not in (["entries", "state"], ["entries", "window"]):
+        raise InputError(f"{model.name}: expected full attention and one window or states, got {', '.join(shapes)}")
+    if shapes[1] == "state" and page != 1:
+        raise InputError(f"{model.name}: pages of {page} tokens: states go with pages of 1 token")
+    return shapes[1] == "state"
+
+
 def build(model: Model, page: int, pages: int, window_pages: int, longest: int) -> tuple[Any, Header]:
     """A real cache for a model of full attention and one window, events on, and the header of its trace.
 
     ``pages`` and ``window_pages`` are the pages of ``page`` tokens of the two pools, the padding page not counted;
     ``longest`` is the most tokens of a request. InputError for another geometry.
     """
-    shapes = sorted(g.shape for g in model.groups)
+    states = with_states(model, page)
     prepare()
-    if shapes == ["entries", "state"]:
+    if states:
         return _with_states(page, pages, window_pages, longest), describe(model, page, pages, window_pages)
-    if shapes != ["entries", "window"]:
-        raise InputError(f"{model.name}: expected full attention and one window or states, got {', '.join(shapes)}")
     import torch
 
     init, memory = (importlib.import_module(f"{MEMORY}.{m}") for m in ("cache_init_params", "memory_pool"))
@@ -171,7 +179,7 @@ def _with_states(page: int, pages: int, states: int, longest: int) -> Any:
     vars(module).update(
         mamba_cache_chunk_size=lambda: page, mamba_checkpoint_grid=lambda tree_page: page, get_exec=lambda: limits
     )
-    missing_features(cls)
+    missing_features(cls, window=False)
     return cls(init.CacheInitParams(**wanted))
 
 

@@ -25,8 +25,9 @@ STORES: tuple[Calls, ...] = (
 )
 """How a request's tokens are handed to the tree: one of these."""
 
+OF_WINDOW = "early release of the window"
 OPTIONAL: dict[str, tuple[Calls, ...]] = {
-    "early release of the window": (
+    OF_WINDOW: (
         {"dec_swa_lock_only": ("node", "params")},
         {"release_swa_prefix_lock": ("req",), "release_swa": ("lock",)},
     ),
@@ -51,14 +52,18 @@ def rules_of(cls: type) -> Rules:
     return Rules(locked_tombstones="skip_lock_components" in inspect.signature(cls.inc_lock_ref).parameters)  # type: ignore[attr-defined]
 
 
-def missing_features(cls: type) -> dict[str, list[str]]:
-    """What a cache's class lacks, calls or parameters by feature; InputError where it cannot be watched at all."""
+def missing_features(cls: type, window: bool = True) -> dict[str, list[str]]:
+    """What a cache's class lacks, calls or parameters by feature; InputError where it cannot be watched at all.
+
+    ``window``: whether a group has one; without it nothing of a window is missing.
+    """
     lacking = lacks(cls, NEEDED) or _best(cls, STORES)
     if lacking:
         raise InputError(
             f"{cls.__module__}.{cls.__qualname__}: not a cache that can be watched: no {', '.join(lacking)}"
         )
-    return {feature: lost for feature, ways in OPTIONAL.items() if (lost := _best(cls, ways))}
+    wanted = {feature: ways for feature, ways in OPTIONAL.items() if window or feature != OF_WINDOW}
+    return {feature: lost for feature, ways in wanted.items() if (lost := _best(cls, ways))}
 
 
 def _best(cls: type, ways: tuple[Calls, ...]) -> list[str]:

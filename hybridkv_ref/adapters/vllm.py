@@ -117,12 +117,12 @@ class Attached:
         self._tell_index()
         return result
 
-    def _look(self, request: Any, blocks: Any, used: int) -> None:
+    def _look(self, request: Any, blocks: Any, used: int, outside: int = 0) -> None:
         life = self._life(request)
         life.used = used
         groups = zip(self.names, blocks.blocks, strict=True) if used else ()
         found = {name: [b.block_id for b in group] for name, group in groups if group}
-        self.sink(ev.Lookup(request.request_id, used, blocks=found))
+        self.sink(ev.Lookup(request.request_id, used, blocks=found, outside=outside))
 
     def _allocate_slots(self, request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
         call = self.calls["allocate_slots"]
@@ -132,8 +132,8 @@ class Attached:
         local, outside = given.get("num_new_computed_tokens", 0), given.get("num_external_computed_tokens", 0)
         hits = given.get("new_computed_blocks")
         new = not any(life.tables)
-        if new and local != max(life.used, 0):
-            self._look(request, hits, local)
+        if new and (local != max(life.used, 0) or (local and outside)):
+            self._look(request, hits, local, outside)
         result = call(request, num_new_tokens, *args, **kwargs)
         cached = [[b.block_id for b in g] for g in hits.blocks] if hits is not None and new else []
         pinned, taken = self._moved(request.request_id, life, cached)

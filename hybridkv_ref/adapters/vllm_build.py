@@ -91,7 +91,9 @@ def describe(config: Any, model: Model, unit: int) -> Header:
     for g, made in zip(model.groups, config.kv_cache_groups, strict=True):
         own = made.kv_cache_spec
         cached = bool(getattr(own, "prefix_cacheable", True))
-        groups.append(GroupSpec(g.name, g.kind, own.block_size, g.ratio or 1, g.halo or 0, g.span or 0, reuse=cached))
+        sizes = (own.block_size, g.ratio or 1, g.halo or 0, g.span or 0)
+        # All managers of a coordinator take their blocks from one pool.
+        groups.append(GroupSpec(g.name, g.kind, *sizes, reuse=cached, pool="device"))
     engine = Engine("vllm", str(getattr(vllm, "__version__", "")))
     return Header(
         "hybridkv.events/1", engine=engine, model=model.name, unit=unit, groups=tuple(groups), capabilities=CLAIMS

@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sglang_driver import Driver
-
 from hybridkv_ref.adapters.sglang_build import MEMORY, cache_class, prepare
+from hybridkv_ref.adapters.sglang_driver import Driver
 
 Change = Callable[[Any], Any]
 FAULTS: dict[str, tuple[str, set[str], list[tuple[str, str, str]], Change]] = {}

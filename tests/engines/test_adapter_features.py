@@ -66,6 +66,7 @@ def test_what_a_tree_lacks_is_named() -> None:
     missing = sglang.missing_features(OldTree)
     assert missing["eviction for an allocation"] == ["evict_for_alloc"]
     assert missing.keys() == sglang.OPTIONAL.keys()
+    assert sglang.OF_WINDOW not in sglang.missing_features(OldTree, window=False)
 
 
 @pytest.mark.parametrize("call", [*sglang.NEEDED, "cache_finished_req"])

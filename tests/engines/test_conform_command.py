@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from engine_env import CHECKOUT, HERE
+from engine_env import CHECKOUT, HERE, SGLANG_PYTHONS, usable
 
 from hybridkv_ref.adapters.engine_report import EngineReport, markdown, report, traces
 from hybridkv_ref.adapters.engine_suite import play
@@ -123,7 +123,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_what_cannot_be_used_is_said_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, liar: str) -> None:
     here = sys.executable
-    assert "no such engine (known: vllm)" in refused(capsys, "vlm", "--python", here)
+    assert "no such engine (known: vllm, sglang)" in refused(capsys, "vlm", "--python", here)
     assert "no such file" in refused(capsys, "vllm", "--python", str(tmp_path / "none"))
     assert "no such file" in refused(capsys, "vllm", "--python", str(tmp_path))
     assert "not an interpreter" in refused(capsys, "vllm", "--python", __file__)
@@ -131,6 +131,13 @@ def test_what_cannot_be_used_is_said_in_one_line(capsys: pytest.CaptureFixture[s
     assert "Python 3.9 is older than 3.11" in refused(capsys, "vllm", "--python", liar)
     assert "no model named 'x'" in refused(capsys, "vllm", "--python", here, "--model", "x")
     assert "2 groups" in refused(capsys, "vllm", "--python", here, "--model", "gpt-oss-20b:1")
+    assert "tokens above 0 after '@'" in refused(capsys, "sglang", "--python", here, "--model", "gpt-oss-20b:9@0")
+    assert "tokens above 0 after ':'" in refused(capsys, "sglang", "--python", here, "--model", "gpt-oss-20b:x@1")
+    assert "pages of 4 tokens" in refused(capsys, "sglang", "--python", here, "--model", "qwen3-next-80b-a3b@4")
+    assert "no group of it has a window" in refused(
+        capsys, "sglang", "--python", here, "--model", "qwen3-next-80b-a3b:9@1"
+    )
+    assert "one window or states" in refused(capsys, "sglang", "--python", here, "--model", "deepseek-v4-flash")
     assert "--steps 0" in refused(capsys, "vllm", "--python", here, "--steps", "0")
     assert "--out" in refused(capsys, "vllm", "--python", here, "--out", __file__)
 
@@ -153,13 +160,21 @@ def test_the_readme_has_the_commands_of_the_script() -> None:
     assert shown[1] == script.replace('"$folder/bin/pip"', "vllm-env/bin/pip").replace('"$folder"', "vllm-env")
 
 
-def test_vllm_is_driven_from_outside(vllm_python: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The whole command: another environment, two ways, every claim shown."""
-    models = ["gpt-oss-20b", "deepseek-v4-flash"]
-    assert main(["conform", "vllm", "--python", vllm_python, "--model", *models, "--out", str(tmp_path)]) == 0
-    found = msgspec.json.decode((tmp_path / "report.json").read_bytes(), type=EngineReport)
+def driven(engine: str, python: str, models: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole command: another environment, each way, every claim shown."""
+    assert main(["conform", engine, "--python", python, "--model", *models, "--out", str(folder)]) == 0
+    found = msgspec.json.decode((folder / "report.json").read_bytes(), type=EngineReport)
     assert found.verdict == "pass"
     assert sorted({run.model for run in found.runs}) == sorted(models)
     assert all(run.hit_tokens > 0 for run in found.runs)
-    assert f"vllm {found.version}: pass" in capsys.readouterr().out
-    assert f"## vllm {found.version}: pass" in (tmp_path / "report.md").read_text()
+    assert f"{engine} {found.version}: pass" in capsys.readouterr().out
+    assert f"## {engine} {found.version}: pass" in (folder / "report.md").read_text()
+
+
+def test_vllm_is_driven_from_outside(vllm_python: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    driven("vllm", vllm_python, ["gpt-oss-20b", "deepseek-v4-flash"], tmp_path, capsys)
+
+
+@pytest.mark.parametrize("python", SGLANG_PYTHONS)
+def test_sglang_is_driven_from_outside(python: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    driven("sglang", usable(python), ["gpt-oss-20b:9@4", "qwen3-next-80b-a3b@1"], tmp_path, capsys)

@@ -7,15 +7,19 @@ as folders of PATH are; without it these tests are skipped.
 import os
 import socket
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_env import CHECKOUT, HERE, SGLANG_VARIABLE, RunIn, lines
+from engine_env import CHECKOUT, HERE, SGLANG_PYTHONS, RunIn, lines, usable
 
-WINDOWS = ("gpt-oss-20b:9@1", "gpt-oss-20b:9@4", "gpt-oss-20b:4@2", "gpt-oss-20b@16", "gemma-3-27b@64")
-MODELS = (*WINDOWS, "qwen3-next-80b-a3b@1")
-PYTHONS = [p for p in os.environ.get(SGLANG_VARIABLE, "").split(os.pathsep) if p]
+MODELS = (
+    "gpt-oss-20b:9@1",
+    "gpt-oss-20b:9@4",
+    "gpt-oss-20b:4@2",
+    "gpt-oss-20b@16",
+    "gemma-3-27b@64",
+    "qwen3-next-80b-a3b@1",
+)
 FINDINGS = {
     "announced_without_its_window": ("SWARadixCache", "UnifiedRadixCache"),
     "early_release_drops_a_leaf": ("SWARadixCache",),
@@ -25,14 +29,10 @@ FINDINGS = {
 """Scripts, and the caches in which each was seen; it is gone from the other."""
 
 
-@pytest.fixture(scope="module", params=PYTHONS or [""])
+@pytest.fixture(scope="module", params=SGLANG_PYTHONS)
 def in_sglang(request: pytest.FixtureRequest) -> RunIn:
     """Runs a script of this folder in one release's environment; gives the finished process."""
-    python = request.param
-    if not python:
-        pytest.skip(f"{SGLANG_VARIABLE} names no interpreter with SGLang")
-    if not Path(python).is_file():
-        pytest.skip(f"{SGLANG_VARIABLE}: no file {python}")
+    python = usable(request.param)
     env = dict(os.environ, PYTHONPATH=str(CHECKOUT), HF_HUB_OFFLINE="1")
 
     def run(script: str, *args: str) -> "subprocess.CompletedProcess[str]":
@@ -58,7 +58,7 @@ def test_driven_by_chance(driven: dict[str, dict[str, Any]], model: str) -> None
     assert one["evictions"] > 20
     assert one["hit_tokens"] == one["best_tokens"] > 0
     assert one["retracted"] > 0
-    assert one["missing"] == {} or model not in WINDOWS
+    assert one["missing"] == {}
 
 
 @pytest.mark.deep

@@ -6,11 +6,23 @@ on standard input.
 
 import sys
 import time
+from typing import Any
 
 import zmq
 from vllm.distributed.kv_events import KVEventBatch, ZmqEventPublisher
 
 from hybridkv_ref.adapters.vllm_driver import Driver
+
+
+def parts(event: Any, groups: int) -> int:
+    """How many events of a trace one that is published stands for: each removal is one, a reset one per group."""
+    match type(event).__name__:
+        case "BlockRemoved":
+            return len(event.block_hashes)
+        case "AllBlocksCleared":
+            return groups
+    return 1
+
 
 if __name__ == "__main__":
     address, model, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -25,9 +37,7 @@ if __name__ == "__main__":
         driver.step()
         if fresh := driver.attached.index.taken:
             publisher.publish(KVEventBatch(ts=time.time(), events=list(fresh)))
-            count += sum(
-                len(getattr(e, "block_hashes", ())) if type(e).__name__ == "BlockRemoved" else 1 for e in fresh
-            )
+            count += sum(parts(e, len(driver.header.groups)) for e in fresh)
     print(count, flush=True)
     sys.stdin.readline()
     publisher.shutdown()
