@@ -93,11 +93,10 @@ def test_every_script_is_run() -> None:
     assert {p.stem for p in (HERE / "findings_sglang").glob("*.py")} == set(FINDINGS)
 
 
-@pytest.mark.parametrize("python", PYTHONS or [""])
+@pytest.mark.parametrize("python", SGLANG_PYTHONS)
 def test_live_from_the_engines_own_publisher(python: str) -> None:
     """A publisher in another process; every event arrives and is judged."""
-    if not Path(python).is_file():
-        pytest.skip(f"{SGLANG_VARIABLE} names no interpreter with SGLang")
+    python = usable(python)
     env = dict(os.environ, PYTHONPATH=str(CHECKOUT), HF_HUB_OFFLINE="1")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
