@@ -168,14 +168,14 @@ class AllocatorEvents(Recorder):
     def copied(self, row: str, entities: Sequence[Any]) -> None:
         """A row of a copy between device and host."""
         source, target, copy = entities[0], entities[1], entities[2]
-        name = self.copies.get(id(copy), "")
+        name, segments = self.copies.get(id(copy), ""), self.cache.book.by_entity
         match row:
             case "spill_begin" | "restore_begin":
                 self.gate.begin()
                 self.count += 1
                 name = self.copies[id(copy)] = f"x{self.count}"
                 down = row == "spill_begin"
-                group = self.geometry.groups[source.group]
+                group = segments[id(source if down else target)].group
                 keys = [] if down else self.keys_of(source)
                 part = Part(group.name, [self.copy_number(group, source)], [self.copy_number(group, target)], keys)
                 self.say(
@@ -189,10 +189,9 @@ class AllocatorEvents(Recorder):
                     self.say(TransferFail(name, stopped=False))
                 else:
                     self.say(TransferEnd(name) if arrived else TransferFail(name))
-                if row == "publish" and self.cache.book.by_entity[id(target)].key is None:
+                if row == "publish" and segments[id(target)].key is None:
                     # Under its key another one is found by now: as of a block computed twice, nobody can find it.
-                    group = self.geometry.groups[target.group]
-                    self.say(Evict(group.name, [self.copy_number(group, target)]))
+                    self.say(Evict(segments[id(target)].group.name, [self.number(segments[id(target)])]))
 
     def keys_of(self, entity: Any) -> list[str]:
         """The keys that a durable copy is kept under."""
