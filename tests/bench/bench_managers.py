@@ -126,7 +126,38 @@ def engine(count: int, model: str, events: bool) -> dict[str, float]:
             "events": told / count}  # fmt: skip
 
 
+def lookup(count: int, model: str, events: bool) -> dict[str, float]:
+    """vLLM's lookup of so many tokens that are all cached, in the engine's environment; events do not matter to it."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+    from vllm.v1.request import Request, RequestStatus
+
+    from hybridkv_ref.adapters.vllm_build import build
+
+    shape = load_model(model)
+    blocks = 1000 + sum(2 * count // (g.block_tokens or shape.alignment) for g in shape.groups)
+    manager, header = build(shape, blocks, 2 * count, enable_kv_cache_events=events)
+    hasher = get_request_block_hasher(header.unit, sha256)
+    first, again = (
+        Request(name, list(range(count + 1)), SamplingParams(max_tokens=1), None, block_hasher=hasher) for name in "ab"
+    )
+    manager.new_step_starts()
+    if manager.allocate_slots(first, count + 1) is None:
+        raise SystemExit("the pool is too small")
+    first.num_computed_tokens, first.status = first.num_tokens, RequestStatus.FINISHED_STOPPED
+    manager.free(first)
+    times = []
+    for _ in range(10):
+        manager.new_step_starts()
+        begun = time.perf_counter()
+        hit = manager.get_computed_blocks(again)[1]
+        times.append((time.perf_counter() - begun) * 1e3)
+    return {"hit": hit, "ms": statistics.median(times)}
+
+
 SIDES: dict[str, Any] = {"allocator": ours, "vLLM": engine}
+LONG = 1_048_576
 
 
 def run(python: str, side: str, count: int, model: str, events: bool) -> dict[str, float]:
@@ -144,7 +175,7 @@ def main() -> None:
     """Prints one line per side and setting."""
     if sys.argv[1:2] == ["--side"]:
         side, wanted, name, told = sys.argv[2:]
-        print(json.dumps(SIDES[side](int(wanted), name, told == "1")))
+        print(json.dumps((SIDES | {"lookup": lookup})[side](int(wanted), name, told == "1")))
         return
     python = os.environ.get("HYBRIDKV_VLLM_PYTHON")
     if python is None:
@@ -165,6 +196,9 @@ def main() -> None:
                 f"{count} requests, {first['saved'] / first['tokens']:.2%} saved, per request {first['blocks']:.0f} "
                 f"blocks, {first['rows']:.0f} rows, {first['events']:.0f} events"
             )
+    long = run(python, "lookup", LONG, model, False)
+    print(f"{model}: vLLM's get_computed_blocks of {long['hit']:,.0f} cached tokens: {long['ms']:.2f} ms median of 10;")
+    print("`bench_longest_hit.py` times the same from this project's keys")
 
 
 if __name__ == "__main__":
