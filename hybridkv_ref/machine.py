@@ -44,19 +44,6 @@ def event_source(event: Event, function: str, constants: Mapping[str, int], effe
     return "\n".join([*lines, "    return -1"])
 
 
-def fits_source(event: Event, function: str) -> str:
-    """A function of the roles: whether these entities are of the event's classes and kinds and belong together."""
-    asked = []
-    for role in event.roles:
-        one = role_name(role)
-        asked.append(f"{one}.cls == {CLASS_OF[role]!r}")
-        if role in event.kinds:
-            asked.append(f"{one}.kind == {event.kinds[role]!r}")
-        owners = [f"{one}.refs.get({o!r}, {role_name(o)}) is {role_name(o)}" for o in event.roles]
-        asked.append(f"(not {one}.refs or {' and '.join(owners)})")
-    return f"def {function}({', '.join(map(role_name, event.roles))}):\n    return {' and '.join(asked) or 'True'}"
-
-
 class Entity:
     """One segment, lease, request, copy or graph.  Variables are attributes; ``refs`` points at its owners by role."""
 
@@ -78,13 +65,11 @@ class Compiled:
     """An event with its functions.
 
     ``call(G, *entities, *inputs)`` gives the false guard's index, or -1 when fired; ``test`` does so without firing.
-    ``fits(*entities)``: whether they are such as the event takes.
     """
 
     event: Event
     call: Callable[..., int]
     test: Callable[..., int]
-    fits: Callable[..., bool]
 
 
 def _record(name: str, variables: Mapping[str, Var], base: type) -> type:
@@ -111,7 +96,6 @@ class Machine:
         self.globals_type = _record("Pool", tables.globals, Globals)
         source = [event_source(e, f"f{i}", self.constants) for i, e in enumerate(tables.events)]
         source += [event_source(e, f"t{i}", self.constants, effects=False) for i, e in enumerate(tables.events)]
-        source += [fits_source(e, f"c{i}") for i, e in enumerate(tables.events)]
         space: dict[str, Any] = {}
         exec(compile("\n".join(source), "<tables>", "exec"), space)
         self.predicates: dict[int, tuple[Expr, Callable[..., bool]]] = {}
@@ -119,9 +103,7 @@ class Machine:
         for survivor in tables.survivors:
             guards = [self.predicate(g.expr, "segment") for g in survivor.guards]
             self.survivors.setdefault(survivor.kind, []).append((survivor, guards))
-        self.events = {
-            e.id: Compiled(e, space[f"f{i}"], space[f"t{i}"], space[f"c{i}"]) for i, e in enumerate(tables.events)
-        }
+        self.events = {e.id: Compiled(e, space[f"f{i}"], space[f"t{i}"]) for i, e in enumerate(tables.events)}
 
     @staticmethod
     def roles(expr: Expr, scope: str) -> tuple[str, ...]:
@@ -181,13 +163,7 @@ class World:
         Raises Refused and changes nothing if illegal.
         """
         compiled = self.machine.events[event_id]
-        try:
-            # Most calls are right; what is wrong with one that is not is found out by the slow way.
-            right = compiled.fits(*entities) and inputs.keys() == compiled.event.inputs.keys()
-        except (TypeError, AttributeError):
-            right = False
-        if not right:
-            self.check_arguments(compiled.event, entities, inputs)
+        self.check_arguments(compiled.event, entities, inputs)
         self.take(compiled, entities, inputs)
 
     def take(self, compiled: Compiled, entities: tuple[Entity, ...], inputs: Mapping[str, Value]) -> None:

@@ -4,9 +4,8 @@ Only calls of the cache, of its slot allocator and of its request pool are watch
 tree's pages and locks, the row of each request, the pools' free pages. Nothing here says what is legal.
 
 A page of the tree is an entry of the index. A request holds the pages of its own part of its row, and those on which
-its lock counts. A lock is another holder's until its request computes. Where the tree has
-some of the tokens that a request stores, its pages are freed and it gets the tree's: told as a preemption that looks up
-at once, after which the rows of its last page are written again. A state's slot stands for a page.
+its lock counts; a lock is another holder's until its request computes. Of stored tokens that the tree has it gets the
+tree's pages: told as a preemption that looks up and writes its last page's rows again. A state's slot is a page.
 
 Hidden from the cache, and told by the caller: a step that begins (``began``) and ends (``ended``).
 """

@@ -34,11 +34,11 @@ class Tree:
         self.slots = cache.token_to_kv_pool_allocator
         self.core = core = getattr(cache, "tree_core", cache)
         try:
-            core.root_node  # noqa: B018
+            root = core.root_node
         except (AttributeError, NotImplementedError) as error:
             kind = f"{type(core).__module__}.{type(core).__qualname__}"
             raise InputError(f"{kind}: its nodes cannot be seen: {error}") from None
-        self.many = hasattr(core.root_node, "component_data")
+        self.many = hasattr(root, "component_data")
 
     def paged(self, slots: Any) -> list[int]:
         """The pages of slots that begin a page."""

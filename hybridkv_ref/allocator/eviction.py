@@ -13,7 +13,7 @@ from hybridkv_ref.allocator.geometry import GroupGeometry
 from hybridkv_ref.allocator.records import CacheSegment
 from hybridkv_ref.expr import refs
 from hybridkv_ref.lanes import DEVICE
-from hybridkv_ref.machine import Refused
+from hybridkv_ref.machine import Entity, Refused
 from hybridkv_ref.policy import Policy
 
 
@@ -70,6 +70,24 @@ class Evictor:
             if segment in self.place:
                 self.leave(segment)
                 self.enter(segment)
+
+    def grant(
+        self,
+        segment: CacheSegment,
+        span: tuple[int, int],
+        row: str,
+        entities: tuple[Entity, ...],
+        group: GroupGeometry | None = None,
+        /,
+        **inputs: int,
+    ) -> None:
+        """As ``Book.grant``, with room made while a cap refuses; ``group`` as in ``make_room``."""
+        while True:
+            try:
+                return self.book.grant(segment, span, row, entities, **inputs)
+            except Refused as refused:
+                if not self.make_room(self.ledger.pressure(refused), group):
+                    raise
 
     def make_room(self, reason: str, group: GroupGeometry | None) -> bool:
         """Evicts one segment for one of this group, of the kind whose cap was reached or of any on the device.

@@ -81,13 +81,7 @@ class Handoffs:
         copy = self.book.new_copy(source.entity, target.entity)
         entities, span = (source.entity, target.entity, copy), (0, ring) if ring else source.token_range
         try:
-            while True:
-                try:
-                    self.book.grant(target, span, "clone_begin", entities)
-                    break
-                except Refused as refused:
-                    if not self.evictor.make_room(self.ledger.pressure(refused), None):
-                        raise
+            self.evictor.grant(target, span, "clone_begin", entities)
         except BaseException:
             with self.ledger.lock:
                 self.book.spare[source.group.index].append(target)

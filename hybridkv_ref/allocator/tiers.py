@@ -121,17 +121,13 @@ class Tiers(Spills):
             segment = self.book.new_segment(group)
             copy = self.book.new_copy(source, segment.entity)
             ends = (source, segment.entity, copy)
-            while True:
-                try:
-                    self.book.grant(segment, span, "restore_begin", ends, lo=span[0], hi=span[1])
-                except Refused as refused:
-                    if self.evictor.make_room(self.ledger.pressure(refused), group):
-                        continue
-                    with self.ledger.lock:
-                        self.book.spare[group.index].append(segment)
-                        self.book.copies.append(copy)
-                    return False
-                break
+            try:
+                self.evictor.grant(segment, span, "restore_begin", ends, group, lo=span[0], hi=span[1])
+            except Refused:
+                with self.ledger.lock:
+                    self.book.spare[group.index].append(segment)
+                    self.book.copies.append(copy)
+                return False
             segment.key = key
             load.targets.append((segment, copy))
         return True

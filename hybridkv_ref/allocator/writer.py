@@ -15,7 +15,6 @@ from hybridkv_ref.allocator.eviction import Evictor
 from hybridkv_ref.allocator.geometry import GroupGeometry
 from hybridkv_ref.allocator.records import FOREVER, CacheSegment, Lease, Request
 from hybridkv_ref.errors import InputError
-from hybridkv_ref.machine import Refused
 
 Fill = Callable[[CacheSegment, int, int], Tensor | None]
 """(segment, first token, one past the last) -> uint8 [layers, rows, bytes of one entry]; None stores nothing."""
@@ -59,13 +58,7 @@ class Writer:
         entities = self.book.entities_of(lease)
         about = {"at": lo, "meta": self.mark(group, request, hi), "until": until, "known": min(hi, request.accepted)}
         try:
-            while True:
-                try:
-                    self.book.grant(segment, (0, ring) if ring else token_range, "admit", entities, **about)
-                    break
-                except Refused as refused:
-                    if not self.evictor.make_room(self.ledger.pressure(refused), None):
-                        raise
+            self.evictor.grant(segment, (0, ring) if ring else token_range, "admit", entities, **about)
         except BaseException:
             with self.ledger.lock:
                 self.book.spare[group.index].append(segment)

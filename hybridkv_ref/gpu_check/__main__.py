@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
@@ -70,10 +70,10 @@ def gpu() -> torch.device:
 def versions(device: torch.device) -> dict[str, str]:
     """What ran, by component."""
     found = {
-        "hybridkv-ref": version("hybridkv-ref"),
+        "hybridkv-ref": _installed("hybridkv-ref"),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "triton": _triton_version(),
+        "triton": _installed("triton") if _triton.AVAILABLE else "not usable",
     }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -86,8 +86,11 @@ def versions(device: torch.device) -> dict[str, str]:
     return found
 
 
-def _triton_version() -> str:
-    return version("triton") if _triton.AVAILABLE else "not installed"
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # on the path, and not installed
+        return "not installed"
 
 
 def run(device: torch.device, tiny: bool, whole: float = WHOLE) -> Report:

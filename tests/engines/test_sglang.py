@@ -5,12 +5,11 @@ as folders of PATH are; without it these tests are skipped.
 """
 
 import os
-import socket
 import subprocess
 from typing import Any
 
 import pytest
-from engine_env import CHECKOUT, HERE, SGLANG_PYTHONS, RunIn, lines, usable
+from engine_env import CHECKOUT, HERE, SGLANG_PYTHONS, RunIn, lines, published, usable
 
 MODELS = (
     "gpt-oss-20b:9@1",
@@ -95,22 +94,4 @@ def test_every_script_is_run() -> None:
 
 @pytest.mark.parametrize("python", SGLANG_PYTHONS)
 def test_live_from_the_engines_own_publisher(python: str) -> None:
-    """A publisher in another process; every event arrives and is judged."""
-    python = usable(python)
-    env = dict(os.environ, PYTHONPATH=str(CHECKOUT), HF_HUB_OFFLINE="1")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    command = [python, str(HERE / "sglang_publisher.py"), address.replace("127.0.0.1", "*"), "40"]
-    pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, env=env, text=True, **pipe) as publisher:  # type: ignore[call-overload]
-        assert publisher.stdout.readline() == "ready\n"
-        reader = [python, "-m", "hybridkv_ref.cli", "events", address, "--format", "sglang", "--idle", "8"]
-        with subprocess.Popen(reader, env=env, text=True, stdout=subprocess.PIPE) as live:
-            count = int(publisher.stdout.readline())
-            printed = live.communicate()[0]
-            publisher.stdin.write("\n")
-            publisher.stdin.flush()
-            assert live.returncode == 0, printed
-    assert f"{count} events of 1 groups, 0 refused" in printed
-    assert "gaps" not in printed
+    published(usable(python), "sglang", "sglang_publisher.py", ["40"], groups=1)

@@ -3,13 +3,10 @@
 Engines run in an interpreter of their own, named by an environment variable; without it their tests are skipped.
 """
 
-import os
-import socket
-import subprocess
 from typing import Any
 
 import pytest
-from engine_env import CHECKOUT, HERE, VARIABLE, RunIn, lines
+from engine_env import HERE, RunIn, lines, published
 
 MODELS = (
     "gpt-oss-20b",
@@ -101,23 +98,5 @@ def test_finding_is_gone_with_a_patch(in_vllm: RunIn, name: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
 
 
-def test_live_from_the_engines_own_publisher(in_vllm: RunIn) -> None:
-    """A publisher in another process; every event arrives and is judged."""
-    python = os.environ[VARIABLE]
-    env = dict(os.environ, PYTHONPATH=str(CHECKOUT), HF_HUB_OFFLINE="1", VLLM_TARGET_DEVICE="cpu")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    command = [python, str(HERE / "vllm_publisher.py"), address.replace("127.0.0.1", "*"), "gpt-oss-20b", "60"]
-    pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, env=env, text=True, **pipe) as publisher:  # type: ignore[call-overload]
-        assert publisher.stdout.readline() == "ready\n"
-        reader = [python, "-m", "hybridkv_ref.cli", "events", address, "--format", "vllm", "--idle", "8"]
-        with subprocess.Popen(reader, env=env, text=True, stdout=subprocess.PIPE) as live:
-            count = int(publisher.stdout.readline())
-            printed = live.communicate()[0]
-            publisher.stdin.write("\n")
-            publisher.stdin.flush()
-            assert live.returncode == 0, printed
-    assert f"{count} events of 2 groups, 0 refused" in printed
-    assert "gaps" not in printed
+def test_live_from_the_engines_own_publisher(vllm_python: str) -> None:
+    published(vllm_python, "vllm", "vllm_publisher.py", ["gpt-oss-20b", "60"], groups=2)
