@@ -8,7 +8,7 @@ The life of a request::
         allocator.read(lease)              # state_data_ptrs are presented; the bytes stay until the request finishes
     else:
         lease = allocator.retry(lease)     # a shorter hit, or none
-    allocator.extend(hit.request, upto)    # allocate, append, commit, for every group of one grid unit
+    allocator.extend(hit.request, upto)    # allocate, append, commit: every group of a grid unit, or none
     allocator.finish(hit.request)          # or abort, at any time
 
 A refused call changes nothing and raises ``machine.Refused`` with the row, the guard and the values, or
@@ -248,7 +248,11 @@ class HeterogeneousAllocator(Environment):
             request.keys.extend(self.keys(known, salt)[len(request.keys) :])
 
     def extend(self, request: Request, upto: int, fill: Fill | None = None) -> list[CacheSegment]:
-        """Computes on to ``upto`` within one grid unit: every group is written and committed, or none."""
+        """Computes on to ``upto``, grid unit by grid unit: every group of a unit is written and committed, or none.
+
+        ``fill`` gives the rows to store.  Refused where memory cannot be had for a unit; those before it are written,
+        and ``request.position`` says how far it came.
+        """
         return self.writer.extend(request, upto, fill)
 
     def rows(self, segment: CacheSegment) -> Tensor:

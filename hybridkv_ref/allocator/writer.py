@@ -209,14 +209,14 @@ class Writer:
     def write_each(
         self, request: Request, made: Sequence[tuple[list[Lease], list[int]]], upto: int
     ) -> list[CacheSegment]:
-        """Appends and commits what was allocated together; ``made``: leases of one group, where each is written up to."""
+        """Appends and commits what was allocated together: leases of one group, and where each is written up to."""
         for leases, ends in made:
             starts = [lease.segment.entity.end for lease in leases]
             self.book.fire_each(leases, "append", at=starts, n=map(sub, ends, starts))
-        request.position = upto
         for leases, _ in made:
             self.accept(leases)
             self.commit_each(leases, request)
+        request.position = upto
         self.let_go_before(request, upto)
         return [lease.segment for leases, _ in made for lease in leases]
 
