@@ -100,7 +100,7 @@ def test_a_refusal_leaves_whole_units_and_says_how_far_it_came() -> None:
     allocator.close()
 
 
-def test_a_row_that_refuses_midway_gives_up_what_was_taken() -> None:
+def test_a_row_that_refuses_midway_gives_up_what_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second segment of a group is refused by its row, although the row says that all fit."""
     allocator = make(shadow=True)
     request = allocator.match(TOKENS).request
@@ -110,7 +110,7 @@ def test_a_row_that_refuses_midway_gives_up_what_was_taken() -> None:
         found = spans(group, one, cuts)
         return {cut: (-1, hi) if at == 1 else (lo, hi) for at, (cut, (lo, hi)) in enumerate(found.items())}
 
-    allocator.writer.spans = early  # type: ignore[method-assign]
+    monkeypatch.setattr(allocator.writer, "spans", early)
     with pytest.raises(Refused, match="at >= 0"):
         allocator.writer.extend_together(request, UNITS)
     assert (request.position, request.writing, allocator.segments()) == (0, [], [])
