@@ -176,6 +176,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "simulation": (
         "sim_cache",
         "sim_drain",
+        "sim_events",
         "sim_machine",
         "sim_plan",
         "sim_report",
