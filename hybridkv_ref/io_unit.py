@@ -1,6 +1,7 @@
 """By how much an I/O call misses the unit of its I/O mode, as the tables ask for it.
 
-The condition itself is in the tables: in the rows that begin a spill and a restore, and in those about an engine's calls.
+The condition itself stands in the tables: in the rows that begin a spill and a restore, and in those about the calls of
+an engine.
 """
 
 from typing import NamedTuple

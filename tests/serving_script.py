@@ -178,8 +178,8 @@ def io_of(medium: str) -> dict[str, Scalar]:
 
 def open_object(s: Script, name: str) -> None:
     medium, size, lo, hi, meta, _ = OBJECTS[name]
-    about: dict[str, Scalar] = {"size": size, "lo": lo, "hi": hi, "meta": meta, "made_in": 0, "layout": 0, "until": LIFE}
-    s.segments("open_object", [name], **about, **io_of(medium))
+    about: dict[str, Scalar] = {"size": size, "lo": lo, "hi": hi, "meta": meta, **io_of(medium)}
+    s.segments("open_object", [name], made_in=0, layout=0, until=LIFE, **about)
 
 
 def spill(s: Script) -> None:
