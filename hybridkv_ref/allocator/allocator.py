@@ -35,7 +35,8 @@ from hybridkv_ref.allocator.handoffs import Handoffs
 from hybridkv_ref.allocator.hits import Hits
 from hybridkv_ref.allocator.index import Tokens
 from hybridkv_ref.allocator.ledger import Ledger, Observer
-from hybridkv_ref.allocator.media import Medium, media_of
+from hybridkv_ref.allocator.media import Medium
+from hybridkv_ref.allocator.media_choice import media_of
 from hybridkv_ref.allocator.pipelines import Pipelines
 from hybridkv_ref.allocator.prefetch import Prefetcher
 from hybridkv_ref.allocator.records import (
@@ -70,6 +71,7 @@ class HeterogeneousAllocator(Environment):
                   slots as the caps of the kinds that use its page could fill, so give ``kind_bytes`` for large pools
     host_bytes, store_bytes, store  host memory for durable copies, bytes below the URL ``store`` (a folder, or anything
                   that fsspec opens)
+    store_io      "buffered", or "direct": files of a local folder are written and read past the page cache
     io_slots      loads at once; ``most_waiting`` bounds the queue of loads; ``tries`` per object before it is given up
     max_tokens    longest prompt; ``preempts``: how often one request may be preempted
     replay        tokens that a hit may compute again to do without a stored tail
@@ -94,6 +96,7 @@ class HeterogeneousAllocator(Environment):
         host_bytes: int = 0,
         store_bytes: int = 0,
         store: str | None = None,
+        store_io: str = "buffered",
         io_slots: int = 2,
         most_waiting: int = 64,
         tries: int = 3,
@@ -115,7 +118,7 @@ class HeterogeneousAllocator(Environment):
         self.first_bytes = device_bytes
         tables = tables or load_tables(spec)
         self.caps = {g.kind: (kind_bytes or {}).get(g.kind, device_bytes) for g in geometry.groups}
-        chosen = dict(media) if media is not None else media_of(host_bytes, store)
+        chosen = dict(media) if media is not None else media_of(host_bytes, store, store_io)
         self.reserve = int(geometry.policy.reserve * device_bytes) if chosen else 0
         constants = {f"{kind}.CAP": self.caps.get(kind, device_bytes) for kind in tables.kinds}
         constants |= {"GPU_CAP": device_bytes, "RESERVE": self.reserve, "IO_CAP": io_slots, "MAX_TRIES": tries}
