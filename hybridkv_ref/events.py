@@ -407,7 +407,12 @@ class Measure(EventRecord):
 
 
 class Part(_Record):
-    """Blocks of one group that move, one to one. ``keys``: what is asked for. Numbers of bytes for I/O."""
+    """Blocks of one group that move, one to one. ``keys``: what is asked for.
+
+    ``at``: the first token of the first source block, where only the event knows it (a peer's). ``ratio`` and
+    ``stride``: kernel blocks per group block, and the unit of the addresses, that the copy uses. ``saved``: one past
+    the last token that the copy carries.
+    """
 
     group: str
     source: list[int] = []
@@ -415,6 +420,7 @@ class Part(_Record):
     keys: list[str] = []
     layout: str = ""
     target_layout: str = ""
+    at: int = -1
     ratio: int = -1
     stride: int = -1
     saved: int = -1
@@ -519,11 +525,15 @@ class Run(EventRecord):
 
 
 class Capture(EventRecord):
-    """A graph is captured, or captured again, with these side effects; ``null``: it wrote the null block."""
+    """A graph is captured, or captured again, with these side effects; ``null``: it wrote the null block.
+
+    ``blocks``: per group, those that its warm-up wrote into.
+    """
 
     graph: str
     effects: list[str] = []
     null: bool = False
+    blocks: dict[str, list[int]] = {}
 
 
 class Replay(EventRecord):

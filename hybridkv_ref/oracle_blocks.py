@@ -203,6 +203,10 @@ class Blocks:
             if block is None:
                 continue
             where = (e.group, number)
+            if uid not in block.leases and (e.req, e.tier, e.group, number) in self.hits.holders:
+                if self.hits.unhold(rows["unhold"], tier, g, e.req, number):
+                    self.give_back(rows, tier, g, block, where)
+                continue
             if block.owner is request and request is not None and uid not in block.leases:
                 block.owner = None
                 request.held -= 1
@@ -238,8 +242,9 @@ class Blocks:
             return state.fire(rows["drop"], seg, lease, record, segment=where)
         running = request is not None and request.running
         if running and request is not None and g.spec.reuse:
-            low = g.low(request.at)
-            if not state.fire(rows["left_behind"], seg, low, segment=where):
+            other = request.adopted.get((g.index, seg.start))
+            again = other is not None and other is not block and request.uid in other.leases
+            if not state.fire(rows["left_behind"], seg, g.low(request.at), again, segment=where):
                 return False
         if lease.stage in self.hit:
             return state.fire(rows["pass_by" if running else "release"], seg, lease, record, segment=where)

@@ -77,6 +77,8 @@ class Claims:
                 state.fire(other["applied_once"], e.next, at, segment=(name, e.req))
             elif e.at >= 0:
                 state.fire(other["same_position"], e.at, at, segment=(name, e.req))
+        if e.next >= 0 and e.at >= 0 and not e.groups:
+            state.fire(other["applied_once"], e.next, e.at, segment=e.req)
         if e.asked >= 0 and e.at >= 0:
             state.fire(other["truncated"], e.at, e.asked, segment=e.req)
         if e.shift or e.data:
@@ -129,6 +131,13 @@ class Claims:
         state.fire(other["capture" if state.legal(other["capture"], graph) else "recapture"], graph, segment=e.graph)
         self.effects[e.graph] = frozenset(e.effects)
         self.dirty_null = self.dirty_null or e.null
+        for name, numbers in e.blocks.items():
+            g = state.named(name)
+            for number in numbers:
+                block = state.block(state.device, g, number) if number != state.header.null else None
+                row = self.on["capture"].group[g.index]["warm_up"]
+                if block is not None and not state.fire(row, block.segment, segment=(name, number)):
+                    state.lose(state.device, g, block)
 
     def replay(self, e: Replay) -> None:
         """Contents are set, then the graph runs, with padding at the null slot, current tables and captured effects."""

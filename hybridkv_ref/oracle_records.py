@@ -111,7 +111,7 @@ class Request:
     """A request's life: its record in the tables, the identity of its tokens, where it is."""
 
     __slots__ = (
-        "at", "chain", "cold", "domain", "drafts", "grade", "held", "length", "life", "lost", "name", "outside",
+        "adopted", "at", "chain", "cold", "domain", "drafts", "grade", "held", "length", "life", "lost", "name", "outside",
         "positions", "record", "running", "table_versions", "uid", "unit",
     )  # fmt: skip
 
@@ -127,6 +127,8 @@ class Request:
         # Per group, the version of this request's table, and whether it was copied.
         self.table_versions: dict[str, tuple[int, bool]] = {}
         self.positions: dict[str, int] = {}
+        # Per group and position, the cached block that it took in place of one of its own.
+        self.adopted: dict[tuple[int, int], Block] = {}
 
     def extend(self, ids: list[int]) -> None:
         """Goes on with these ids: each hash stands for everything up to its end."""
