@@ -132,6 +132,10 @@ class Blocks:
                 state.lose(state.device, g, state.device.blocks[g.index].get(number) or Block(number, None))
             return
         on, size, null = self.on["allocate"], g.spec.block, state.header.null
+        if request.refused and not state.fire(on.other["granted"], False in request.refused, segment=e.req):
+            for number in e.blocks:
+                state.lose(state.device, g, state.device.blocks[g.index].get(number) or Block(number, None))
+            return
         compiled, shared = on.group[g.index]["admit"], self.sharing[g.index]
         at = e.at if e.at >= 0 else request.positions.get(e.group, request.record.f)
         device, record, lost = state.device, request.record, state.device.lost[g.index]

@@ -200,6 +200,10 @@ class Claims:
     def admit(self, e: Admit) -> None:
         """The gate against the sizing, an empty pool, the null block, and all-or-nothing staging."""
         state, other = self.state, self.on["admit"].other
+        request = state.request(e.req)
+        request.refused.discard(e.staging)
+        if not e.granted:
+            request.refused.add(e.staging)
         if e.sized >= 0:
             state.fire(other["one_formula"], e.need, e.sized, segment=e.req)
         if e.usable >= 0:

@@ -95,10 +95,10 @@ class Hits:
                 elif not state.fire(other["right_tier"], int(block.segment.stage not in self.readable), segment=where):
                     state.lose_request(request)
                     return
-                if not self.in_place(rows, g, block, index * size, where, tier):
-                    state.lose_request(request)
-                    return
-                if not self.same(rows, block, request, (index + 1) * size, where):
+                if not (
+                    self.in_place(rows, g, block, index * size, not last, where, tier)
+                    and self.same(rows, block, request, (index + 1) * size, where)
+                ):
                     state.lose_request(request)
                     return
                 covered = block.segment.end
@@ -113,13 +113,18 @@ class Hits:
                 state.lose_request(request)
                 return
 
-    def in_place(self, rows: dict[str, Row], g: GroupState, block: Block, place: int, where: Place, tier: Tier) -> bool:
-        """The block holds what its place in the table says, and weights of today wrote it."""
+    def in_place(
+        self, rows: dict[str, Row], g: GroupState, block: Block, place: int, first: bool, where: Place, tier: Tier
+    ) -> bool:
+        """A block holds what its place in the table says, and weights of today wrote it.
+
+        Where it does, the premise is counted at the first block of a group; no block goes uncompared.
+        """
         state, seg = self.state, block.segment
         at = seg.end - g.spec.block if g.states else seg.start
-        return state.fire(self.on_lookup.other["in_place"], at, place, segment=where) and (
-            not tier.pool.model_epoch or state.fire(rows["todays_weights"], seg, segment=where, pool=tier.pool)
-        )
+        if (first or at != place) and not state.fire(self.on_lookup.other["in_place"], at, place, segment=where):
+            return False
+        return not tier.pool.model_epoch or state.fire(rows["todays_weights"], seg, segment=where, pool=tier.pool)
 
     def same(self, rows: dict[str, Row], block: Block, request: Request, end: int, where: Place) -> bool:
         """Physical identity: the slot was last written with what is asked for."""

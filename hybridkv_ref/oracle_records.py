@@ -112,7 +112,7 @@ class Request:
 
     __slots__ = (
         "adopted", "at", "chain", "cold", "domain", "drafts", "grade", "held", "length", "life", "lost", "name", "outside",
-        "positions", "record", "running", "table_versions", "uid", "unit",
+        "positions", "record", "refused", "running", "table_versions", "uid", "unit",
     )  # fmt: skip
 
     def __init__(self, name: str, uid: int, record: Any, length: int, unit: int) -> None:
@@ -127,6 +127,8 @@ class Request:
         # Per group, the version of this request's table, and whether it was copied.
         self.table_versions: dict[str, tuple[int, bool]] = {}
         self.positions: dict[str, int] = {}
+        # The gates, of admission (False) and of staging (True), whose last word was no.
+        self.refused: set[bool] = set()
         # Per group and position, the cached block that it took in place of one of its own.
         self.adopted: dict[tuple[int, int], Block] = {}
 

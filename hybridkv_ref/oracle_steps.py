@@ -22,6 +22,7 @@ class Steps:
         self.at: dict[str, int] = {}
         self.replays: dict[str, list[Any]] = {}
         self.windows: dict[int, int] = {}
+        self.kept = next(e for e in state.tables.events if e.row == "write_on").edges["lease"][0][0]
 
     def dispatch(self, e: Dispatch) -> None:
         """A step: writes first, since a token attends to itself."""
@@ -69,7 +70,7 @@ class Steps:
         if not right:
             return
         rows, size, null = self.on["dispatch"].group[g.index], g.spec.block, state.header.null
-        append, issue = rows["append"], rows["dispatch"]
+        append, issue, last = rows["append"], rows["dispatch"], 0
         scale = g.spec.ratio if span.unit == "entry" else 1
         lo, hi = span.lo * scale, span.hi * scale
         if hi > record.accepted + request.drafts:
@@ -85,6 +86,10 @@ class Steps:
             lease = block.leases.get(request.uid)
             if lease is None:
                 lease = state.lease()
+            elif lease.stage == self.kept and not state.fire(rows["write_on"], seg, lease, record, segment=where):
+                state.lose(device, g, block)
+                continue
+            last = seg.start + size
             if not hi:
                 at, count = seg.end, seg.start + size - seg.end
             else:
@@ -104,6 +109,8 @@ class Steps:
                 state.lose(device, g, block)
                 continue
             ran.append((g, block, lease, record, True))
+        if hi and last and not g.states and number != null:
+            state.fire(self.on["dispatch"].other["write_inside"], hi, last, segment=span.group)
         request.at = max(request.at, hi)
 
     def read(self, span: Span, request: Request, ran: list[Ran]) -> None:
@@ -171,9 +178,13 @@ class Steps:
         state, request = self.state, self.state.request(e.req)
         if request.lost or not self.hits.settle(request):
             return
-        request.drafts = 0
+        drafts, request.drafts = request.drafts, 0
         if e.ids:
             request.extend(e.ids)
+        if drafts:
+            at = max(request.at, request.record.accepted, request.length)
+            if not state.fire(self.on["accept"].other["accepts_written"], e.to, at, segment=e.req):
+                return
         if e.to > request.record.accepted:
             state.fire(self.on["accept"].other["confirm"], request.record, e.to, segment=e.req)
 
