@@ -202,7 +202,8 @@ class Allocate(EventRecord):
 class Pin(EventRecord):
     """A reference: of a request to the blocks of its hit, or of any other holder (a lock, a store's lookup).
 
-    A request pins all of its hit before it takes new blocks; what it pins later counts as another holder's.
+    A request pins all of its hit before it takes new blocks. What it pins later, or below the device, counts as another
+    holder's, but for a block that holds the tokens of one of its own: it goes on with that one, and may free its own.
     """
 
     req: str
@@ -212,7 +213,7 @@ class Pin(EventRecord):
 
 
 class Unpin(EventRecord):
-    """The reference of a holder that is no request ends."""
+    """The reference of a holder ends that is no request, or that counts as one (see `Pin`)."""
 
     req: str
     group: str
@@ -230,7 +231,7 @@ class DeferFree(EventRecord):
 
 
 class Free(EventRecord):
-    """The request's reference ends; what no index entry names and nobody else holds goes back to the pool.
+    """The request's reference ends, of whichever kind; what no entry names and nobody else holds goes to the pool.
 
     At the end of a life it follows `Finish`, `Abort` or `Preempt`; before, only what no later step needs is given back.
     """
@@ -330,8 +331,9 @@ class Accept(EventRecord):
 
 
 class Reject(EventRecord):
-    """Tokens from ``to`` on are given up; the request is at ``at`` afterwards (-1: not told).
+    """Drafts from ``to`` on are given up; the request is at ``at`` afterwards (-1: not told).
 
+    What was accepted stays: a sequence that is cut is told by `Position`, one that is reused by a new request's lookup.
     ``low``: the first row that ``group`` still holds, where the engine says so.
     """
 
@@ -459,7 +461,10 @@ class TransferEnd(EventRecord):
 
 
 class TransferFail(EventRecord):
-    """It failed; with ``stopped`` no byte moves any more."""
+    """It failed; with ``stopped`` no byte moves any more, and its targets are empty.
+
+    A request that took them has them back to compute into; what nobody took goes back to its pool.
+    """
 
     xfer: str
     stopped: bool = True

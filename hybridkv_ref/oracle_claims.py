@@ -133,10 +133,10 @@ class Claims:
         self.dirty_null = self.dirty_null or e.null
         for name, numbers in e.blocks.items():
             g = state.named(name)
+            warm_up = self.on["capture"].group[g.index]["warm_up"]
             for number in numbers:
                 block = state.block(state.device, g, number) if number != state.header.null else None
-                row = self.on["capture"].group[g.index]["warm_up"]
-                if block is not None and not state.fire(row, block.segment, segment=(name, number)):
+                if block is not None and not state.fire(warm_up, block.segment, segment=(name, number)):
                     state.lose(state.device, g, block)
 
     def replay(self, e: Replay) -> None:

@@ -77,7 +77,9 @@ class Index:
             return True
         start = first.segment.start
         right = e.tokens is None or self.state.fire(other["begins_there"], e.tokens[0], start, segment=where)
-        ends = {b.segment.end for t in {tier.name, DEVICE} for b in self.of(t, g.index).get(e.parent, ()) if b is not None}
+        ends = {
+            b.segment.end for t in {tier.name, DEVICE} for b in self.of(t, g.index).get(e.parent, ()) if b is not None
+        }
         end = start if start in ends else max(ends, default=start)
         return (not ends or self.state.fire(other["continues"], start, end, segment=where)) and right
 

@@ -111,8 +111,8 @@ class Request:
     """A request's life: its record in the tables, the identity of its tokens, where it is."""
 
     __slots__ = (
-        "adopted", "at", "chain", "cold", "domain", "drafts", "grade", "held", "length", "life", "lost", "name", "outside",
-        "positions", "record", "refused", "running", "table_versions", "uid", "unit",
+        "adopted", "at", "chain", "cold", "domain", "drafts", "grade", "held", "length", "life", "lost", "name",
+        "outside", "positions", "record", "refused", "running", "table_versions", "uid", "unit",
     )  # fmt: skip
 
     def __init__(self, name: str, uid: int, record: Any, length: int, unit: int) -> None:

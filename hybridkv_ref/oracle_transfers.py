@@ -84,7 +84,11 @@ class Transfers:
         source, target = state.tier(e.source), state.tier(e.target)
         on, owner = self.rows("transfer_begin", target), state.requests.get(e.req)
         pairs = [(state.named(p.group), *ends) for p in e.parts for ends in zip(p.source, p.target, strict=False)]
-        places = [p.at + i * state.named(p.group).spec.block if p.at >= 0 else -1 for p in e.parts for i, _ in enumerate(zip(p.source, p.target, strict=False))]
+        places = [
+            p.at + i * state.named(p.group).spec.block if p.at >= 0 else -1
+            for p in e.parts
+            for i, _ in enumerate(zip(p.source, p.target, strict=False))
+        ]
         for g, src, dst in pairs if state.choices.of else ():
             state.choices.settle(source, g, src, alive=True)
             state.choices.settle(target, g, dst, alive=False)

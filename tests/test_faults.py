@@ -20,6 +20,7 @@ from hybridkv_ref.rules import load_rules
 
 FOLDER = Path(__file__).parent / "faults"
 MOST_LEFT_OUT = 6
+LISTED, FURTHER = "KVB-", "PUB-"
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,6 +31,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     before: str
     bad: str
     good: str
+    source: str = ""
 
     def trace(self, ending: str) -> tuple[Header, list[Event]]:
         lines = (self.before + ending).splitlines()
@@ -50,6 +52,7 @@ def load() -> dict[str, Fault]:
 
 
 FAULTS = load()
+README = (FOLDER / "README.md").read_text()
 LABELS: dict[str, list[str]] = tomllib.loads((FOLDER / "labels.toml").read_text())
 
 
@@ -89,12 +92,26 @@ def test_every_fault_of_the_list_is_there_and_has_a_rule_of_its_labels(shared_da
         own = entry["expected_verdict"]["rule_ids"]
         more = [entry["class"], *entry["also"], *([entry["new_rule"]] if entry["new_rule"] else [])]
         listed[entry["id"]] = (entry["system"], [*own, *more])
-    assert FAULTS.keys() <= listed.keys()
-    assert len(listed) - len(FAULTS) <= MOST_LEFT_OUT
-    for name, fault in FAULTS.items():
+    ours = {name: fault for name, fault in FAULTS.items() if name.startswith(LISTED)}
+    assert ours.keys() <= listed.keys()
+    assert len(listed) - len(ours) <= MOST_LEFT_OUT
+    for name, fault in ours.items():
         system, labels = listed[name]
         assert fault.system == system
         assert fault.rule in {rule for label in labels for rule in LABELS[label]}, name
+
+
+def test_further_faults_say_where_they_come_from_and_the_readme_counts_them() -> None:
+    further = {name for name in FAULTS if not name.startswith(LISTED)}
+    assert sorted(further) == [f"{FURTHER}{number:03d}" for number in range(1, len(further) + 1)]
+    assert all(bool(fault.source) == (name in further) for name, fault in FAULTS.items())
+    counted = re.findall(r"^\| `(pub_\w+\.toml)` \|[^|]*\| (\d+) of (\d+) \| (\d+) of (\d+) \|$", README, re.MULTILINE)
+    assert {file for file, *_ in counted} == {path.name for path in FOLDER.glob("pub_*.toml")}
+    for file, first, of_first, second, of_second in counted:
+        entries = tomllib.loads((FOLDER / file).read_text())
+        assert int(of_first) + int(of_second) == len(entries), file
+        assert int(first) <= int(of_first), file
+        assert int(second) <= int(of_second), file
 
 
 def test_labels_and_faults_name_rules_that_exist() -> None:
