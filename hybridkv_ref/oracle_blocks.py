@@ -1,6 +1,6 @@
 """Requests and the blocks that they write and read: taken, written, completed, given back, evicted."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from hybridkv_ref.events import (
@@ -34,6 +34,9 @@ class Blocks:
         self.together: dict[tuple[int, int], int] = {}
         self.below: dict[tuple[str, int, str], list[Block]] = {}
         self.nobody = state.new_record(0, 1)
+        # What frees wait for, by request, group and block; and what runs by name: steps and transfers (the oracle's).
+        self.deferred: dict[tuple[str, str, int], str] = {}
+        self.running: tuple[Container[str], ...] = ()
         # Per group the others of its pool, whose numbers it shares.
         self.sharing = [
             [o for o in state.groups if o is not g and g.spec.pool and o.spec.pool == g.spec.pool] for g in state.groups
@@ -57,7 +60,8 @@ class Blocks:
         made.extend(e.ids)
         made.grade = e.grade
         parts = tuple(sorted((k, v, state.epochs[k, v]) for k, v in e.domain.items()))
-        made.domain = digest(parts, e.grade)
+        made.domain = digest(parts)
+        made.rough = digest(parts, e.grade) if e.grade == "bounded" else 0
 
     def finish(self, e: Finish | Abort, event: str = "finish") -> None:
         """The end of a life."""
@@ -186,7 +190,9 @@ class Blocks:
     # -- giving back -----------------------------------------------------------------------------------------------
 
     def defer(self, e: DeferFree) -> None:
-        """Nothing changes until the free: the reference counts."""
+        """The reference counts until the free, which waits for a step or a transfer."""
+        if e.on:
+            self.deferred |= dict.fromkeys(((e.req, e.group, number) for number in e.blocks), e.on)
 
     def free(self, e: Free) -> None:
         """References of a request end."""
@@ -203,10 +209,16 @@ class Blocks:
         for number in e.blocks:
             if number == null:
                 continue
+            where = (e.group, number)
+            waits = self.deferred.pop((e.req, *where), "") if self.deferred else ""
             block = blocks.get(number) or state.block(tier, g, number)
             if block is None:
                 continue
-            where = (e.group, number)
+            if waits:
+                runs = any(waits in names for names in self.running)
+                if not state.fire(on.other["waited_for"], runs, segment=where):
+                    state.lose(tier, g, block)
+                    continue
             if uid not in block.leases and (e.req, e.tier, e.group, number) in self.hits.holders:
                 if self.hits.unhold(rows["unhold"], tier, g, e.req, number):
                     self.give_back(rows, tier, g, block, where)

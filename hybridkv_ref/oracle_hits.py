@@ -44,7 +44,8 @@ class Hits:
                 continue
             found, blocks, ends, size = self.found[g.index], 0, set(), g.spec.block
             for index in range(request.known // size):
-                if request.content((index + 1) * size) ^ request.domain in found:
+                content = request.content((index + 1) * size)
+                if content ^ request.domain in found or (request.rough and content ^ request.rough in found):
                     blocks |= 1 << index
                     ends.add((index + 1) * size)
             held[g.spec.name] = Contents(blocks, frozenset(ends))
@@ -69,7 +70,7 @@ class Hits:
         if not (self.record_match(request, used, max(matched, used)) and self.claims(e, request, matched)):
             state.lose_request(request)
             return
-        request.outside = e.outside
+        request.outside, request.roughly = e.outside, e.grade == "bounded"
         leases = self.leases.setdefault(request.uid, [])
         tier = state.tier(e.tier)
         for name, numbers in e.blocks.items():
@@ -132,8 +133,9 @@ class Hits:
         if not asked or not block.tokens:
             return True
         seg = block.segment
+        asked_domain = request.rough if block.domain == request.rough else request.domain
         return self.state.fire(rows["same_tokens"], seg, block.tokens, asked, segment=where) and self.state.fire(
-            rows["same_domain"], seg, block.domain, request.domain, segment=where
+            rows["same_domain"], seg, block.domain, asked_domain, segment=where
         )
 
     def covered(self, on: Bound, g: GroupState, req: str, at: int, used: int, first: int, last: int) -> bool:
@@ -366,4 +368,7 @@ class Hits:
                     if not state.fire(rows[g.index][row], block.segment, lease, record, segment=where):
                         return False
         request.held += len(pinned)
+        if request.rough and (request.roughly or any(b.domain == request.rough for _, b, _ in pinned)):
+            # What it computes rests on an approximate recovery: other values than those of the exact grade.
+            request.domain = request.rough
         return state.fire(other["start_hit"], record, segment=request.name)

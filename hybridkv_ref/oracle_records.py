@@ -112,15 +112,18 @@ class Request:
 
     __slots__ = (
         "adopted", "at", "chain", "cold", "domain", "drafts", "grade", "held", "length", "life", "lost", "name",
-        "outside", "positions", "record", "refused", "running", "table_versions", "uid", "unit",
+        "outside", "positions", "record", "refused", "rough", "roughly", "running", "table_versions", "uid", "unit",
     )  # fmt: skip
 
     def __init__(self, name: str, uid: int, record: Any, length: int, unit: int) -> None:
         self.name, self.uid, self.record, self.length, self.unit = name, uid, record, length, unit
         self.chain: list[int] = []
-        self.domain = self.drafts = self.at = self.life = self.held = 0
+        # ``domain``: the other inputs of what it asks for and writes; ``rough``: the same after a bounded recovery, if
+        # it takes that too.
+        self.domain = self.rough = self.drafts = self.at = self.life = self.held = 0
         # ``cold``: it found a hit and pinned nothing of it, and has not computed yet.
-        self.lost = self.running = self.cold = False
+        # ``roughly``: the hit that it found is a bounded one.
+        self.lost = self.running = self.cold = self.roughly = False
         # Tokens after the hit that come from elsewhere before it computes.
         self.outside = 0
         self.grade = "exact"
