@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridkv_ref.events import DEVICE, Io, Part, TransferBegin, TransferCancel, TransferEnd, TransferFail, TransferPart
+from hybridkv_ref.io_unit import remainders
 from hybridkv_ref.oracle_blocks import Blocks
 from hybridkv_ref.oracle_index import Index
 from hybridkv_ref.oracle_records import (
@@ -323,4 +324,4 @@ class Transfers:
     def io(self, e: Io) -> None:
         """Remainders by the unit of direct I/O."""
         unit, row = max(e.unit, 1), self.io_rows.other["io_not_refused" if e.refused else "direct_io"]
-        self.state.fire(row, e.direct, e.address % unit, e.offset % unit, e.length % unit)
+        self.state.fire(row, e.direct, *remainders(e.address, e.offset, e.length, unit))

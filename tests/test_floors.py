@@ -49,7 +49,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "export",
         "graph",
     ),
-    "geometry": ("layouts", "models"),
+    "geometry": ("layouts", "models", "io_unit"),
     "traces": ("events", "request_traces", "trace_reader", "workloads"),
     "machines": ("machine", "lanes", "row_faults", "row_traces"),
     "model_checks": (
@@ -160,6 +160,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "allocator.ledger",
         "allocator.lockstep",
         "allocator.media",
+        "allocator.media_choice",
+        "allocator.media_direct",
+        "allocator.object_file",
         "allocator.objects",
         "allocator.pipelines",
         "allocator.prefetch",
@@ -176,6 +179,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "simulation": (
         "sim_cache",
         "sim_drain",
+        "sim_events",
         "sim_machine",
         "sim_plan",
         "sim_report",

@@ -6,6 +6,7 @@ lock, in the same atomic step as the row.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice, repeat
 from typing import Any
 
 import numpy as np
@@ -77,8 +78,8 @@ class Book:
         """A lease of nothing yet, that of ``request`` on ``segment`` from now on."""
         with self.ledger.lock:
             entity = self.leases.pop() if self.leases else self.make_lease()
-            lane = self.ledger.lane_of[segment.group.name]
-            entity.refs["self"], entity.refs["req"] = segment.entity, request.records[lane.index]
+            record = request.records[self.ledger.lane_of[segment.group.name].index]
+            entity.refs["self"], entity.refs["req"] = segment.entity, record
             return Lease(segment, request, entity)
 
     def close_lease(self, lease: Lease) -> None:
@@ -145,6 +146,22 @@ class Book:
         entities = segment.entity, lease.entity, lease.request.records[lane.index]
         self.ledger.run(lane, event, entities, inputs, self.settle, segment)
 
+    def fire_each(
+        self, leases: Sequence[Lease], row: str, asking: bool = False, /, **inputs: Iterable[int | str]
+    ) -> None:
+        """A row of several leases of one request on segments of one group, in turn; per input a value for each.
+
+        Refused, with those before it fired, at the first that may not; ``asking``: those fire that may.
+        """
+        if not leases:
+            return
+        lane, event = self.event(leases[0].segment.group, row)
+        record, segments = leases[0].request.records[lane.index], [lease.segment for lease in leases]
+        columns = [inputs[name] for name in lane.world.machine.events[event].event.inputs]
+        entities = [segment.entity for segment in segments], [lease.entity for lease in leases], repeat(record)
+        firings = list(zip(*entities, *columns, strict=False))
+        self.ledger.run_each(lane, event, firings, self.settle, segments, asking)
+
     def entities_of(self, lease: Lease) -> tuple[Entity, ...]:
         """What takes part in a row of a lease: segment, lease and the request's record in the segment's lane."""
         lane = self.ledger.lane_of[lease.segment.group.name]
@@ -189,6 +206,42 @@ class Book:
                 segment.slots = None
                 arena.give(slots)
                 raise
+
+    def grant_each(
+        self, leases: Sequence[Lease], spans: Sequence[tuple[int, int]], row: str, **inputs: Iterable[int]
+    ) -> bool:
+        """As ``grant`` for several empty records of one group, if the row says that they fit together; whether it did.
+
+        Refused, with those before it granted, where one may not fire all the same.
+        """
+        group, layers = leases[0].segment.group, leases[0].segment.group.layers
+        counts = [layers * group.blocks(*span) for span in spans]
+        sizes, arena = [group.size(*span) for span in spans], self.arena(group)
+        _, event = self.event(group, row)
+        columns = {name: list(islice(column, len(leases))) for name, column in inputs.items()}
+        whole = {name: column[0] for name, column in columns.items()} | {"size": sum(sizes), "off": 0}
+        with self.ledger.atomic(event):
+            if sum(counts) > len(arena.free) or not self.lease_allows(leases[0], row, **whole):
+                return False
+            taken = self.split(arena.take(sum(counts)), counts, layers)
+            for lease, slots in zip(leases, taken, strict=True):
+                lease.segment.slots = slots
+            try:
+                self.fire_each(leases, row, size=sizes, off=map(arena.slack, taken), **columns)
+            except BaseException:
+                for lease, slots in zip(leases, taken, strict=True):
+                    if lease.segment.stage in self.empty[group.index]:
+                        lease.segment.slots = None
+                        arena.give(slots)
+                raise
+            return True
+
+    @staticmethod
+    def split(slots: Slots, counts: Sequence[int], layers: int) -> Sequence[Slots]:
+        """So many slots for each of several segments, as their block tables [layers, blocks]."""
+        if min(counts) == max(counts):
+            return list(slots.reshape(len(counts), layers, -1))
+        return [part.reshape(layers, -1) for part in np.split(slots, np.cumsum(counts)[:-1])]
 
     def keep(self, segment: CacheSegment, stored: StoredObject | None) -> None:
         """The segment has this durable copy from now on, or none; called under the lock."""

@@ -67,20 +67,18 @@ def ours(count: int, model: str, events: bool) -> dict[str, float]:
         told.watch_index()
     saved = tokens_in = told_events = 0
     gc.collect()
+    gc.freeze()  # as the engine does once it has started
     begun = time.process_time()
     for tokens in asked:
         lease = cache.pin(cache.match(tokens))
         if lease.tokens and cache.validate(lease)[-1].accepted:
             cache.read(lease)
         saved, tokens_in, at = saved + lease.tokens, tokens_in + len(tokens), lease.request.position
-        while at < len(tokens):
-            at = min((at // geometry.unit + 1) * geometry.unit, len(tokens))
-            if told is not None:
-                told.upto = at
-            cache.extend(lease.request, at)
+        if at < len(tokens):
+            cache.extend(lease.request, len(tokens))
         cache.finish(lease.request)
         if told is not None:
-            told_events += len(told.drain())
+            told_events += sum(len(getattr(event, "blocks", ())) for event in told.drain())
     seconds = time.process_time() - begun
     blocks = sum(s.slots.shape[1] for s in cache.segments() if s.slots is not None)
     rows = cache.ledger.fired
@@ -109,6 +107,7 @@ def engine(count: int, model: str, events: bool) -> dict[str, float]:
     ]
     saved = used = told = 0
     gc.collect()
+    gc.freeze()  # as the engine does once it has started
     begun = time.process_time()
     for request in requests:
         manager.new_step_starts()
