@@ -128,7 +128,7 @@ class Admit(EventRecord):
     """The gate of admission or of staging: ``need`` of what there is, what was granted (``got``), or refused.
 
     ``sized``: what start-up sizing charges for it; ``usable``: all there is, the null block not counted; ``room``: free
-    and evictable now; ``empty``: nothing else holds any of it.
+    and evictable now; ``empty``: nothing else holds any of it. ``group`` and ``tier`` are for the reader.
     """
 
     req: str
@@ -181,7 +181,7 @@ class Abort(EventRecord):
 
 
 class Finish(EventRecord):
-    """The one terminal event of a request's life."""
+    """The one terminal event of a request's life; ``reason`` is for the reader."""
 
     req: str
     reason: str = ""
@@ -432,6 +432,7 @@ class TransferBegin(EventRecord):
     """Bytes begin to move from tier ``source`` to ``target``: copies, offloads, loads, sends, receives.
 
     ``whole``: it is to carry all groups of the model; ``partial``: it does not, and says so. ``req``: who asked for it.
+    ``peer`` and ``rank`` are for the reader.
     """
 
     xfer: str

@@ -34,9 +34,9 @@ class Blocks:
         self.together: dict[tuple[int, int], int] = {}
         self.below: dict[tuple[str, int, str], list[Block]] = {}
         self.nobody = state.new_record(0, 1)
-        # What frees wait for, by request, group and block; and what runs by name: steps and transfers (the oracle's).
+        # What frees wait for, by request, group and block; and the steps and transfers that run, which the oracle knows.
         self.deferred: dict[tuple[str, str, int], str] = {}
-        self.running: tuple[Container[str], ...] = ()
+        self.running: tuple[Container[str], Container[str]] = ((), ())
         # Per group the others of its pool, whose numbers it shares.
         self.sharing = [
             [o for o in state.groups if o is not g and g.spec.pool and o.spec.pool == g.spec.pool] for g in state.groups
@@ -215,8 +215,7 @@ class Blocks:
             if block is None:
                 continue
             if waits:
-                runs = any(waits in names for names in self.running)
-                if not state.fire(on.other["waited_for"], runs, segment=where):
+                if not state.fire(on.other["waited_for"], *(waits in names for names in self.running), segment=where):
                     state.lose(tier, g, block)
                     continue
             if uid not in block.leases and (e.req, e.tier, e.group, number) in self.hits.holders:
