@@ -34,7 +34,7 @@ class Blocks:
         self.together: dict[tuple[int, int], int] = {}
         self.below: dict[tuple[str, int, str], list[Block]] = {}
         self.nobody = state.new_record(0, 1)
-        # What frees wait for, by request, group and block; and the steps and transfers that run, which the oracle knows.
+        # What frees wait for, by request, group and block; and the steps and transfers that run (set by the oracle).
         self.deferred: dict[tuple[str, str, int], str] = {}
         self.running: tuple[Container[str], Container[str]] = ((), ())
         # Per group the others of its pool, whose numbers it shares.
@@ -214,10 +214,10 @@ class Blocks:
             block = blocks.get(number) or state.block(tier, g, number)
             if block is None:
                 continue
-            if waits:
-                if not state.fire(on.other["waited_for"], *(waits in names for names in self.running), segment=where):
-                    state.lose(tier, g, block)
-                    continue
+            runs = (waits in names for names in self.running)
+            if waits and not state.fire(on.other["waited_for"], *runs, segment=where):
+                state.lose(tier, g, block)
+                continue
             if uid not in block.leases and (e.req, e.tier, e.group, number) in self.hits.holders:
                 if self.hits.unhold(rows["unhold"], tier, g, e.req, number):
                     self.give_back(rows, tier, g, block, where)
