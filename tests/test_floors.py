@@ -172,6 +172,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "allocator.replay",
         "allocator.requests",
         "allocator.reshape",
+        "allocator.segment_bytes",
         "allocator.spills",
         "allocator.tiers",
         "allocator.writer",

@@ -256,14 +256,15 @@ class Ledger:
         Refused, with those before it fired, at the first that may not; ``asking``: those fire that may.
         """
         observer, world, fired = self.observer, lane.world, list[tuple[Any, ...]]()
-        compiled = world.machine.events[event_id]
         if observer is not None and self.inside != threading.get_ident():
-            if asking and not any(compiled.test(world.pool, *arguments) < 0 for arguments in firings):
+            test = world.machine.events[event_id].test
+            if asking and not any(test(world.pool, *arguments) < 0 for arguments in firings):
                 return
             observer.before(event_id)
         with self.lock:
             if self.gatherer is not None:
                 observer = None
+            compiled = world.machine.events[event_id]
             call, pool, roles, names = compiled.call, world.pool, len(compiled.event.roles), compiled.event.inputs
             try:
                 for arguments, segment in zip(firings, segments, strict=True):
