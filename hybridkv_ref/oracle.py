@@ -126,6 +126,7 @@ class Oracle:
         self.transfers = Transfers(state, self.blocks, self.index)
         self.steps = Steps(state, self.hits, self.blocks)
         self.claims = Claims(state, self.steps)
+        self.blocks.running = (self.steps.steps, self.transfers.running)
         self.seen = 0
         b, h, i, s, t, c = self.blocks, self.hits, self.index, self.steps, self.transfers, self.claims
         reducers: dict[Any, Callable[[Any], None]] = {

@@ -1,6 +1,6 @@
 """Requests and the blocks that they write and read: taken, written, completed, given back, evicted."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from hybridkv_ref.events import (
@@ -34,6 +34,9 @@ class Blocks:
         self.together: dict[tuple[int, int], int] = {}
         self.below: dict[tuple[str, int, str], list[Block]] = {}
         self.nobody = state.new_record(0, 1)
+        # What frees wait for, by request, group and block; and the steps and transfers that run (set by the oracle).
+        self.deferred: dict[tuple[str, str, int], str] = {}
+        self.running: tuple[Container[str], Container[str]] = ((), ())
         # Per group the others of its pool, whose numbers it shares.
         self.sharing = [
             [o for o in state.groups if o is not g and g.spec.pool and o.spec.pool == g.spec.pool] for g in state.groups
@@ -57,7 +60,8 @@ class Blocks:
         made.extend(e.ids)
         made.grade = e.grade
         parts = tuple(sorted((k, v, state.epochs[k, v]) for k, v in e.domain.items()))
-        made.domain = digest(parts, e.grade)
+        made.domain = digest(parts)
+        made.rough = digest(parts, e.grade) if e.grade == "bounded" else 0
 
     def finish(self, e: Finish | Abort, event: str = "finish") -> None:
         """The end of a life."""
@@ -132,6 +136,10 @@ class Blocks:
                 state.lose(state.device, g, state.device.blocks[g.index].get(number) or Block(number, None))
             return
         on, size, null = self.on["allocate"], g.spec.block, state.header.null
+        if request.refused and not state.fire(on.other["granted"], False in request.refused, segment=e.req):
+            for number in e.blocks:
+                state.lose(state.device, g, state.device.blocks[g.index].get(number) or Block(number, None))
+            return
         compiled, shared = on.group[g.index]["admit"], self.sharing[g.index]
         at = e.at if e.at >= 0 else request.positions.get(e.group, request.record.f)
         device, record, lost = state.device, request.record, state.device.lost[g.index]
@@ -182,7 +190,9 @@ class Blocks:
     # -- giving back -----------------------------------------------------------------------------------------------
 
     def defer(self, e: DeferFree) -> None:
-        """Nothing changes until the free: the reference counts."""
+        """The reference counts until the free, which waits for a step or a transfer."""
+        if e.on:
+            self.deferred |= dict.fromkeys(((e.req, e.group, number) for number in e.blocks), e.on)
 
     def free(self, e: Free) -> None:
         """References of a request end."""
@@ -199,10 +209,19 @@ class Blocks:
         for number in e.blocks:
             if number == null:
                 continue
+            where = (e.group, number)
+            waits = self.deferred.pop((e.req, *where), "") if self.deferred else ""
             block = blocks.get(number) or state.block(tier, g, number)
             if block is None:
                 continue
-            where = (e.group, number)
+            runs = (waits in names for names in self.running)
+            if waits and not state.fire(on.other["waited_for"], *runs, segment=where):
+                state.lose(tier, g, block)
+                continue
+            if uid not in block.leases and (e.req, e.tier, e.group, number) in self.hits.holders:
+                if self.hits.unhold(rows["unhold"], tier, g, e.req, number):
+                    self.give_back(rows, tier, g, block, where)
+                continue
             if block.owner is request and request is not None and uid not in block.leases:
                 block.owner = None
                 request.held -= 1
@@ -238,8 +257,9 @@ class Blocks:
             return state.fire(rows["drop"], seg, lease, record, segment=where)
         running = request is not None and request.running
         if running and request is not None and g.spec.reuse:
-            low = g.low(request.at)
-            if not state.fire(rows["left_behind"], seg, low, segment=where):
+            other = request.adopted.get((g.index, seg.start))
+            again = other is not None and other is not block and request.uid in other.leases
+            if not state.fire(rows["left_behind"], seg, g.low(request.at), again, segment=where):
                 return False
         if lease.stage in self.hit:
             return state.fire(rows["pass_by" if running else "release"], seg, lease, record, segment=where)

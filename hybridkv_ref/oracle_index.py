@@ -43,6 +43,8 @@ class Index:
             )
             if not state.fire(on.other["parent_findable"], count, segment=(e.group, parent)):
                 return
+        if numbers and not g.states and not self.right_place(e, g, tier):
+            return
         for place, key in enumerate(e.keys):
             block: Entry = None
             if numbers:
@@ -67,6 +69,19 @@ class Index:
                 for above in {tier.name, DEVICE}:
                     self.blocks.below.setdefault((above, g.index, parent), []).append(block)
             parent = key
+
+    def right_place(self, e: KeyPublish, g: GroupState, tier: Tier) -> bool:
+        """The first block begins where the announced span does, and where the block that it continues ends."""
+        other, first, where = self.on_publish.other, tier.blocks[g.index].get(e.blocks[0]), (e.group, e.blocks[0])
+        if first is None:
+            return True
+        start = first.segment.start
+        right = e.tokens is None or self.state.fire(other["begins_there"], e.tokens[0], start, segment=where)
+        ends = {
+            b.segment.end for t in {tier.name, DEVICE} for b in self.of(t, g.index).get(e.parent, ()) if b is not None
+        }
+        end = start if start in ends else max(ends, default=start)
+        return (not ends or self.state.fire(other["continues"], start, end, segment=where)) and right
 
     def put(self, tier: Tier, g: GroupState, block: Block, key: str, at: int, entries: dict[str, list[Entry]]) -> bool:
         """One entry: the writer is done if it was not, the content is that of the key's other entries."""

@@ -22,6 +22,7 @@ class Steps:
         self.at: dict[str, int] = {}
         self.replays: dict[str, list[Any]] = {}
         self.windows: dict[int, int] = {}
+        self.kept = next(e for e in state.tables.events if e.row == "write_on").edges["lease"][0][0]
 
     def dispatch(self, e: Dispatch) -> None:
         """A step: writes first, since a token attends to itself."""
@@ -55,8 +56,9 @@ class Steps:
         units = (span.unit == "token", span.unit == "group", span.unit == "entry", g.spec.ratio)
         right = state.fire(other["index_type"], span.space == "group", segment=span.group)
         right = state.fire(other["length_unit"], *units, segment=span.group) and right
-        if span.window >= 0 and span.layer in self.windows:
-            right = state.fire(other["own_window"], span.window, self.windows[span.layer], segment=span.group) and right
+        declared = self.windows.get(span.layer, g.spec.window if span.layer < 0 and g.spec.window else -1)
+        if span.window >= 0 and declared >= 0:
+            right = state.fire(other["own_window"], span.window, declared, segment=span.group) and right
         if span.layout and g.spec.layout:
             right = state.fire(other["same_layout"], int(span.layout != g.spec.layout), segment=span.group) and right
         return g, right
@@ -68,7 +70,7 @@ class Steps:
         if not right:
             return
         rows, size, null = self.on["dispatch"].group[g.index], g.spec.block, state.header.null
-        append, issue = rows["append"], rows["dispatch"]
+        append, issue, last = rows["append"], rows["dispatch"], 0
         scale = g.spec.ratio if span.unit == "entry" else 1
         lo, hi = span.lo * scale, span.hi * scale
         if hi > record.accepted + request.drafts:
@@ -84,6 +86,10 @@ class Steps:
             lease = block.leases.get(request.uid)
             if lease is None:
                 lease = state.lease()
+            elif lease.stage == self.kept and not state.fire(rows["write_on"], seg, lease, record, segment=where):
+                state.lose(device, g, block)
+                continue
+            last = seg.start + size
             if not hi:
                 at, count = seg.end, seg.start + size - seg.end
             else:
@@ -103,6 +109,8 @@ class Steps:
                 state.lose(device, g, block)
                 continue
             ran.append((g, block, lease, record, True))
+        if hi and last and not g.states and number != null:
+            state.fire(self.on["dispatch"].other["write_inside"], hi, last, segment=span.group)
         request.at = max(request.at, hi)
 
     def read(self, span: Span, request: Request, ran: list[Ran]) -> None:
@@ -112,7 +120,10 @@ class Steps:
         if not right:
             return
         issue, null = self.on["dispatch"].group[g.index]["dispatch"], state.header.null
-        hi, last = span.hi * (g.spec.ratio if span.unit == "entry" else 1), 0
+        scale = g.spec.ratio if span.unit == "entry" else 1
+        lo, hi, last = span.lo * scale, span.hi * scale, 0
+        if hi and not g.states and null in span.blocks:
+            self.nulls(g, span.blocks, lo, g.low(hi))
         for number in span.blocks:
             block = state.block(state.device, g, number) if number != null else None
             if block is None:
@@ -129,6 +140,13 @@ class Steps:
                 state.lose(state.device, g, block)
         if hi and last and not g.states:
             state.fire(self.on["dispatch"].other["read_inside"], hi, last, segment=span.group)
+
+    def nulls(self, g: GroupState, blocks: list[int], lo: int, low: int) -> None:
+        """Null blocks among those that a step reads from ``lo`` on."""
+        size, row = g.spec.block, self.on["dispatch"].other["null_unread"]
+        for place, number in enumerate(blocks):
+            if number == self.state.header.null:
+                self.state.fire(row, lo - lo % size + (place + 1) * size, low, segment=g.spec.name)
 
     def complete(self, e: Complete) -> None:
         """A step is done; a step that failed has confirmed no write."""
@@ -160,9 +178,13 @@ class Steps:
         state, request = self.state, self.state.request(e.req)
         if request.lost or not self.hits.settle(request):
             return
-        request.drafts = 0
+        drafts, request.drafts = request.drafts, 0
         if e.ids:
             request.extend(e.ids)
+        if drafts:
+            at = max(request.at, request.record.accepted, request.length)
+            if not state.fire(self.on["accept"].other["accepts_written"], e.to, at, segment=e.req):
+                return
         if e.to > request.record.accepted:
             state.fire(self.on["accept"].other["confirm"], request.record, e.to, segment=e.req)
 
@@ -172,12 +194,15 @@ class Steps:
         if request.lost or not self.hits.settle(request):
             return
         request.drafts = 0
+        if not state.fire(on.other["only_back"], e.to, max(request.at, request.record.accepted), segment=e.req):
+            return
         if e.at >= 0:
             state.fire(on.other["truncated"], e.at, e.to, segment=e.req)
         if e.low >= 0:
             g = state.named(e.group)
             state.fire(on.other["still_held"], g.low(e.to), e.low, segment=(e.group, e.req))
         for g in state.groups:
+            self.held(g, request, e.to)
             reject = on.group[g.index]["reject_drafts"]
             for block in [b for b in state.device.blocks[g.index].values() if b.writer is request]:
                 seg, lease = block.segment, block.leases.get(request.uid)
@@ -185,3 +210,15 @@ class Steps:
                     to = max(e.to, seg.start)
                     state.fire(reject, seg, lease, request.record, to, segment=(g.spec.name, block.number))
         request.at = min(request.at, e.to)
+
+    def held(self, g: GroupState, request: Request, to: int) -> None:
+        """What a group that keeps no whole history needs at ``to`` is in blocks that the request still holds."""
+        state, low, held = self.state, g.low(to), to
+        if not low or state.device.lost[g.index]:
+            return
+        own = [b.segment for b in state.device.blocks[g.index].values() if request.uid in b.leases]
+        for seg in sorted(own, key=lambda seg: -seg.start):
+            if seg.start < held <= seg.end:
+                held = seg.start
+        if own:
+            state.fire(self.on["reject"].other["still_held"], low, held, segment=(g.spec.name, request.name))
