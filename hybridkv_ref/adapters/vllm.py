@@ -16,14 +16,13 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
-from operator import is_not
 from pathlib import Path
 from typing import Any
 
 from hybridkv_ref import events as ev
 from hybridkv_ref.adapters.vllm_features import call_names, missing_features
 from hybridkv_ref.adapters.vllm_index import WatchedIndex
+from hybridkv_ref.adapters.vllm_tables import Held, Run, follow, split
 from hybridkv_ref.events import Event, Header
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.recovery import group_of
@@ -58,8 +57,8 @@ class Attached:
         self.unit, self.names, self.pool = header.unit, [g.name for g in header.groups], manager.block_pool
         self.needs = [group_of(g, spec) for g in header.groups]
         self.lives: dict[str, Life] = {}
-        self.held: list[dict[int, int]] = [{} for _ in self.names]
-        self.used = 0
+        self.held = [Held() for _ in self.names]
+        self.balance = (-1, -1)
         self.count = 0
         watched = [name for name in call_names() if hasattr(self, f"_{name}") and hasattr(manager, name)]
         self.calls = {name: getattr(manager, name) for name in watched}
@@ -71,8 +70,9 @@ class Attached:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def _ids(self, request: Any, lo: int, hi: int) -> list[int]:
-        tokens, unit = request.all_token_ids, self.unit
-        return [hash(tuple(tokens[i : i + unit])) for i in range(lo - lo % unit, hi - unit + 1, unit)]
+        # Tuples of a unit's tokens, which are left out where fewer are left.
+        tokens = iter(request.all_token_ids[lo - lo % self.unit : hi])
+        return list(map(hash, zip(*[tokens] * self.unit, strict=False)))
 
     def _life(self, request: Any) -> Life:
         life = self.lives.get(request.request_id)
@@ -139,8 +139,8 @@ class Attached:
         pinned, taken = self._moved(request.request_id, life, cached)
         for index, numbers in pinned:
             self.sink(ev.Pin(request.request_id, self.names[index], numbers))
-        stored = self.index.leave({n for _, _, numbers in taken for n in numbers})
-        for index, at, numbers in taken:
+        stored = self.index.leave({n for _, (_, numbers) in taken for n in numbers})
+        for index, (at, numbers) in taken:
             self.sink(ev.Allocate(request.request_id, self.names[index], numbers, at * self.header.groups[index].block))
         if new and cached:
             life.stored = [len(blocks) for blocks in cached]
@@ -254,43 +254,27 @@ class Attached:
 
     def _moved(
         self, name: str, life: Life, cached: Sequence[list[int]]
-    ) -> tuple[list[tuple[int, list[int]]], list[tuple[int, int, list[int]]]]:
-        """Tells what left a request's tables; gives what came: (group, pinned blocks), (group, index, new blocks)."""
-        pinned, taken, null = [], [], self.header.null
-        for index, blocks in enumerate(self.manager.coordinator.get_blocks(name)):
-            seen, old = life.blocks[index], life.tables[index]
-            both = min(len(seen), len(blocks))
-            other = list(compress(range(both), map(is_not, seen, blocks)))
-            if not other and len(seen) == len(blocks):
-                continue
-            new = old[:both] + [b.block_id for b in blocks[both:]]
-            for i in other:
-                new[i] = blocks[i].block_id
-            gone = [old[i] for i in (*other, *range(both, len(old))) if old[i] != null]
-            came = [(i, new[i]) for i in (*other, *range(both, len(new))) if new[i] != null]
-            life.blocks[index] = list(blocks)
-            held, shared = self.held[index], cached[index] if cached else ()
-            before = len(held)
-            for number in gone:
-                held[number] -= 1
-                if not held[number]:
-                    del held[number]
+    ) -> tuple[list[tuple[int, list[int]]], list[tuple[int, Run]]]:
+        """Tells what left a request's tables; gives what came: (group, pinned blocks), (group, new blocks)."""
+        pinned, taken, null = list[tuple[int, list[int]]](), list[tuple[int, Run]](), self.header.null
+        for index, now in enumerate(self.manager.coordinator.get_blocks(name)):
+            gone, came = follow(life.blocks[index], life.tables[index], now, null)
             if gone:
+                self.held[index].give(gone)
                 self.sink(ev.Free(name, self.names[index], gone[::-1]))
-            for _, number in came:
-                held[number] = held.get(number, 0) + 1
-            self.used += len(held) - before
-            # A block of the hit that the window has passed is not pinned, and may come back as a new one.
-            if hits := [n for i, n in came if i < len(shared) and shared[i] == n]:
-                pinned.append((index, hits))
-            fresh = [(i, n) for i, n in came if i >= len(shared) or shared[i] != n]
-            while fresh:
-                run = [n for place, (i, n) in enumerate(fresh) if i == fresh[0][0] + place]
-                taken.append((index, fresh[0][0], run))
-                fresh = fresh[len(run) :]
-            life.tables[index] = new
+            for _, numbers in came:
+                self.held[index].take(numbers)
+            if came and cached and cached[index]:
+                # A block of the hit that the window has passed is not pinned, and may come back as a new one.
+                hits, came = split(came, cached[index], null)
+                if hits:
+                    pinned.append((index, hits))
+            taken += [(index, run) for run in came]
         return pinned, taken
 
     def _balance(self) -> None:
-        free, capacity = self.pool.get_num_free_blocks(), self.pool.num_gpu_blocks - 1
-        self.sink(ev.Measure("pool", free=free, used=self.used, capacity=capacity))
+        """Counts that did not change are not told again."""
+        balance = self.pool.get_num_free_blocks(), sum(map(len, self.held))
+        if balance != self.balance:
+            self.balance = balance
+            self.sink(ev.Measure("pool", free=balance[0], used=balance[1], capacity=self.pool.num_gpu_blocks - 1))
