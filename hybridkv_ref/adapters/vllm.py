@@ -139,7 +139,7 @@ class Attached:
         pinned, taken = self._moved(request.request_id, life, cached)
         for index, numbers in pinned:
             self.sink(ev.Pin(request.request_id, self.names[index], numbers))
-        stored = self.index.leave({n for _, (_, numbers) in taken for n in numbers})
+        stored = self.index.leave([numbers for _, (_, numbers) in taken])
         for index, (at, numbers) in taken:
             self.sink(ev.Allocate(request.request_id, self.names[index], numbers, at * self.header.groups[index].block))
         if new and cached:
@@ -256,8 +256,12 @@ class Attached:
         self, name: str, life: Life, cached: Sequence[list[int]]
     ) -> tuple[list[tuple[int, list[int]]], list[tuple[int, Run]]]:
         """Tells what left a request's tables; gives what came: (group, pinned blocks), (group, new blocks)."""
-        pinned, taken, null = list[tuple[int, list[int]]](), list[tuple[int, Run]](), self.header.null
+        pinned: list[tuple[int, list[int]]] = []
+        taken: list[tuple[int, Run]] = []
+        null = self.header.null
         for index, now in enumerate(self.manager.coordinator.get_blocks(name)):
+            if now == life.blocks[index]:
+                continue
             gone, came = follow(life.blocks[index], life.tables[index], now, null)
             if gone:
                 self.held[index].give(gone)

@@ -5,7 +5,7 @@ where a call serves none, anywhere in the pool.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from itertools import compress, repeat
 from operator import attrgetter, is_not
 from typing import Any
@@ -20,8 +20,10 @@ class WatchedIndex:
     def __init__(
         self, pool: Any, header: Header, take: Callable[[], list[Any]], sink: Callable[[Event], object]
     ) -> None:
+        from vllm.distributed.kv_events import BlockRemoved, BlockStored
         from vllm.v1.core import kv_cache_utils as engine
 
+        self.removal, self.store = BlockRemoved, BlockStored
         self.pool, self.header, self.take, self.sink = pool, header, take, sink
         self.group: Callable[[Any], int] = engine.get_group_id
         self.pack: Callable[[Any, int], Any] = engine.make_block_hash_with_group_id
@@ -33,22 +35,22 @@ class WatchedIndex:
         # One block mostly, so no list is made for it: collecting garbage would walk all of them.
         self.entries: list[dict[str, int | list[int]]] = [{} for _ in header.groups]
         self.several = [0 for _ in header.groups]
-        self.partial: Counter[tuple[int, str]] = Counter()
+        self.partial: list[Counter[str]] = [Counter() for _ in header.groups]
         self.taken: list[Any] = []
         self.parts = 0
 
-    def leave(self, reused: Set[int] = frozenset()) -> list[Any]:
+    def leave(self, reused: Iterable[list[int]] = ()) -> list[Any]:
         """Tells entries that left the index, of blocks ``reused`` anew first; gives the events of those that came."""
-        fresh, stored = self.take(), list[Any]()
+        fresh = self.take()
         if not fresh:
-            return stored
+            return []
         self.taken += fresh
+        stored: list[Any] = []
         gone: defaultdict[int, list[Any]] = defaultdict(list)
         for event in fresh:
-            form = type(event).__name__
-            if form == "BlockRemoved":
+            if isinstance(event, self.removal):
                 gone[event.group_idx or 0] += event.block_hashes
-            elif form == "BlockStored":
+            elif isinstance(event, self.store):
                 stored.append(event)
             else:
                 self._removed(gone, reused)
@@ -61,31 +63,39 @@ class WatchedIndex:
         """The engine forgot everything."""
         for index, group in enumerate(self.header.groups):
             self.entries[index].clear()
+            self.partial[index].clear()
             self.several[index] = 0
             self.sink(ev.Reset(group.name))
-        self.partial.clear()
 
     def _name(self, index: int) -> str:
         """A group by its index, which is its name where the configuration has none such."""
         return self.header.groups[index].name if index < len(self.header.groups) else str(index)
 
-    def _removed(self, gone: dict[int, list[Any]], reused: Set[int]) -> None:
+    def _removed(self, gone: dict[int, list[Any]], reused: Iterable[list[int]]) -> None:
         """Entries that left, together per group: the engine says one by one of each block that it takes."""
         for index, hashes in gone.items():
-            keys, known = _texts(hashes), index < len(self.entries)
-            if known and not self.partial and not self.several[index] and self.entries[index].keys() >= set(keys):
-                pop = self.entries[index].pop
-                self.sink(ev.KeyRemove(self._name(index), keys, [n for k in keys if isinstance(n := pop(k), int)]))
-            else:
-                self._removed_apart(index, keys, reused)
+            keys = _texts(hashes)
+            if index < len(self.entries) and not self.several[index] and self.partial[index].keys().isdisjoint(keys):
+                entries = self.entries[index]
+                numbers = list(map(entries.pop, keys, repeat(None)))
+                known = [n for n in numbers if isinstance(n, int)]
+                if len(known) == len(keys):
+                    self.sink(ev.KeyRemove(self.header.groups[index].name, keys, known))
+                    continue
+                entries.update((k, n) for k, n in zip(keys, numbers, strict=True) if n is not None)
+            self._removed_apart(index, keys, reused)
 
-    def _removed_apart(self, index: int, keys: list[str], reused: Set[int]) -> None:
+    def _removed_apart(self, index: int, keys: list[str], reused: Iterable[list[int]]) -> None:
         """The same where a key has several blocks, none that is known, or stands for a part of a block."""
-        entries = self.entries[index] if index < len(self.entries) else {}
-        told, numbers = list[str](), list[int]()
+        named = index < len(self.entries)
+        entries, partial = (self.entries[index], self.partial[index]) if named else ({}, Counter[str]())
+        told: list[str] = []
+        numbers: list[int] = []
         for key in keys:
-            if self.partial and self.partial[index, key]:
-                self.partial[index, key] -= 1
+            if key in partial:
+                partial[key] -= 1
+                if not partial[key]:
+                    del partial[key]
                 continue
             number = entries.pop(key, None)
             if number is None:
@@ -93,7 +103,8 @@ class WatchedIndex:
                 continue
             if isinstance(number, list):
                 # A block may be taken and published under the same key again by one call.
-                left = [n for n in number if n in reused or (index, key) not in self._hashes(n)] or number
+                taken = {n for blocks in reused for n in blocks}
+                left = [n for n in number if n in taken or (index, key) not in self._hashes(n)] or number
                 number.remove(left[0])
                 entries[key] = number if len(number) > 1 else number[0]
                 self.several[index] -= len(number) == 1
@@ -117,7 +128,7 @@ class WatchedIndex:
                 self.sink(ev.KeyPublish(self._name(index), keys))
                 continue
             if event.block_size % self.header.groups[index].block:
-                self.partial.update((index, key) for key in keys)
+                self.partial[index].update(keys)
                 self.parts += len(keys)
                 continue
             if stored is None:
@@ -135,10 +146,15 @@ class WatchedIndex:
             self.sink(ev.KeyPublish(self.header.groups[index].name, keys, blocks))
 
     def _enter(self, index: int, keys: list[str], blocks: list[int]) -> None:
-        entries, null, new = self.entries[index], self.header.null, set(keys)
-        if len(new) == len(keys) == len(blocks) and null not in blocks and entries.keys().isdisjoint(new):
+        """What the index holds now."""
+        entries, null = self.entries[index], self.header.null
+        if len(keys) == len(blocks) and null not in blocks and entries.keys().isdisjoint(keys):
+            before = len(entries)
             entries.update(zip(keys, blocks, strict=True))
-            return
+            if len(entries) == before + len(keys):
+                return
+            for key in set(keys):
+                del entries[key]
         for key, number in zip(keys, blocks, strict=False):
             if number != null:
                 live = entries.get(key)
@@ -171,5 +187,6 @@ class WatchedIndex:
         return [known.get(key, null) for key in keys] if known.keys() & set(keys) else []
 
 
-def _texts(hashes: Sequence[bytes | int]) -> list[str]:
-    return [h.hex() if isinstance(h, bytes) else str(h) for h in hashes]
+def _texts(hashes: Sequence[Any]) -> list[str]:
+    """Of bytes or, where the engine was told so, numbers."""
+    return list(map(bytes.hex if hashes and isinstance(hashes[0], bytes) else str, hashes))

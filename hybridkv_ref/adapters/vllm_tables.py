@@ -5,7 +5,6 @@ Most calls change no table, or only its end: lists are compared and cut whole, b
 
 from collections.abc import Sequence
 from itertools import compress
-from operator import is_not
 from typing import Any
 
 Run = tuple[int, list[int]]
@@ -20,42 +19,48 @@ def follow(seen: list[Any], numbers: list[int], now: Sequence[Any], null: int) -
 
     Null blocks neither leave nor come.
     """
-    if seen == now:
-        return [], []
     known, count = len(seen), len(now)
     both = min(known, count)
-    other = _other(seen, now, both)
-    gone = [n for i in other if (n := numbers[i]) != null]
-    for i in other:
-        seen[i], numbers[i] = now[i], now[i].block_id
-    came = _runs(other, [numbers[i] for i in other], null) if other else []
+    gone, came = _replaced(seen, numbers, now, both, null) if seen[:both] != now[:both] else ([], [])
     if count < known:
-        gone += [n for n in numbers[count:] if n != null]
+        gone += _others(numbers[count:], null)
         del seen[count:], numbers[count:]
     elif count > known:
-        seen += now[known:]
-        more = [b.block_id for b in now[known:]]
-        numbers += more
-        came += [(known, more)] if null not in more else _runs(range(known, count), more, null)
+        more = now[known:]
+        seen += more
+        fresh = [b.block_id for b in more]
+        numbers += fresh
+        came += _runs(known, fresh, null)
     return gone, came
 
 
-def _other(seen: list[Any], now: Sequence[Any], both: int) -> list[int]:
-    """The indices at which two tables differ."""
-    if seen[:both] == now[:both]:
-        return []
-    found = list[int]()
-    for at in range(0, both, PIECE):
-        old, new = seen[at : at + PIECE], now[at : at + PIECE]
-        if old != new:
-            found += compress(range(at, min(at + PIECE, both)), map(is_not, old, new))
-    return found
+def _replaced(
+    seen: list[Any], numbers: list[int], now: Sequence[Any], both: int, null: int
+) -> tuple[list[int], list[Run]]:
+    """What changed among the first ``both`` blocks, which are not all the same."""
+    lo, hi = 0, both
+    while seen[lo : lo + PIECE] == now[lo : lo + PIECE]:
+        lo += PIECE
+    while hi > lo + PIECE and seen[hi - PIECE : hi] == now[hi - PIECE : hi]:
+        hi -= PIECE
+    old, fresh = numbers[lo:hi], [b.block_id for b in now[lo:hi]]
+    same = [null if a == b else b for a, b in zip(old, fresh, strict=True)] if fresh.count(null) < hi - lo else fresh
+    gone = [a for a, b in zip(old, fresh, strict=True) if a != b and a != null]
+    seen[lo:hi], numbers[lo:hi] = now[lo:hi], fresh
+    return gone, _runs(lo, same, null)
 
 
-def _runs(places: Sequence[int], numbers: list[int], null: int) -> list[Run]:
-    """What came at these indices, together where they are consecutive."""
+def _others(numbers: list[int], null: int) -> list[int]:
+    return [n for n in numbers if n != null] if null in numbers else numbers
+
+
+def _runs(first: int, numbers: list[int], null: int) -> list[Run]:
+    """What is not null, together where it is consecutive; ``first`` is the index of the first number."""
+    nulls = numbers.count(null)
+    if numbers[:nulls].count(null) == nulls:
+        return [(first + nulls, numbers[nulls:])] if nulls < len(numbers) else []
     runs: list[Run] = []
-    for i, n in zip(places, numbers, strict=True):
+    for i, n in enumerate(numbers, first):
         if n == null:
             continue
         if runs and runs[-1][0] + len(runs[-1][1]) == i:
@@ -67,18 +72,19 @@ def _runs(places: Sequence[int], numbers: list[int], null: int) -> list[Run]:
 
 def split(came: list[Run], hit: list[int], null: int) -> tuple[list[int], list[Run]]:
     """What came apart into blocks of a hit, each at its own index, and others."""
-    hits, others = list[int](), list[Run]()
+    hits: list[int] = []
+    others: list[Run] = []
     for first, numbers in came:
         found = hit[first : first + len(numbers)]
         if found == numbers[: len(found)]:
             hits += found
-            numbers, first = numbers[len(found) :], first + len(found)
+            left = numbers[len(found) :]
+            others += [(first + len(found), left)] if left else []
         else:
             same = [i < len(found) and found[i] == n for i, n in enumerate(numbers)]
             hits += compress(numbers, same)
-            numbers = [null if there else n for n, there in zip(numbers, same, strict=True)]
-        others += _runs(range(first, first + len(numbers)), numbers, null) if null in numbers else [(first, numbers)]
-    return hits, [run for run in others if run[1]]
+            others += _runs(first, [null if there else n for n, there in zip(numbers, same, strict=True)], null)
+    return hits, others
 
 
 class Held:
