@@ -56,6 +56,7 @@ class Attached:
         self.missing = missing_features(type(manager))
         self.unit, self.names, self.pool = header.unit, [g.name for g in header.groups], manager.block_pool
         self.needs = [group_of(g, spec) for g in header.groups]
+        self.reused = [(i, need) for i, need in enumerate(self.needs) if header.groups[i].reuse]
         self.lives: dict[str, Life] = {}
         self.held = [Held() for _ in self.names]
         self.balance = (-1, -1)
@@ -100,9 +101,10 @@ class Attached:
             self.sink(ev.Reject(name, at))
             life.sent = at
         if request.num_tokens > life.told:
-            known = life.told - life.told % self.unit
-            self.sink(ev.Accept(name, request.num_tokens, self._ids(request, known, request.num_tokens)))
-            life.told = request.num_tokens
+            count, known = request.num_tokens, life.told - life.told % self.unit
+            ids = self._ids(request, known, count) if count - known >= self.unit else []
+            self.sink(ev.Accept(name, count, ids))
+            life.told = count
 
     def _done(self, life: Life, position: float) -> None:
         """Steps up to a position are done."""
@@ -126,7 +128,7 @@ class Attached:
 
     def _allocate_slots(self, request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
         call = self.calls["allocate_slots"]
-        given = dict(zip(self.parameters, args, strict=False)) | kwargs
+        given = dict(zip(self.parameters, args, strict=False)) | kwargs if args else kwargs
         life, start = self._life(request), request.num_computed_tokens
         self._progress(request, life)
         local, outside = given.get("num_new_computed_tokens", 0), given.get("num_external_computed_tokens", 0)
@@ -161,28 +163,27 @@ class Attached:
         if hi > request.num_tokens:
             self.sink(ev.Draft(name, hi - max(lo, request.num_tokens)))
         reads: list[ev.Span] = []
-        for index, need in enumerate(self.needs):
+        for index, need in self.reused if lo else ():
             low, size = need.need(lo, lo)[0], need.unit
-            if lo and (low or first) and self.header.groups[index].reuse:
-                blocks = life.tables[index][low // size : -(-lo // size)]
-                reads.append(ev.Span(need.name, blocks, low, lo))
-        self._dispatch(name, life, lo, hi, reads)
-        life.steps.append((f"{name}#{self.count}", hi))
+            if low or first:
+                reads.append(ev.Span(need.name, life.tables[index][low // size : -(-lo // size)], low, lo))
+        life.steps.append((self._dispatch(name, life, lo, hi, reads), hi))
         life.sent = hi
 
-    def _dispatch(self, name: str, life: Life, lo: int, hi: int, reads: list[ev.Span]) -> None:
+    def _dispatch(self, name: str, life: Life, lo: int, hi: int, reads: list[ev.Span]) -> str:
+        """Tells a step, whose name it gives."""
         self.count += 1
-        writes = []
-        for index, group in enumerate(self.header.groups):
-            if group.reuse:
-                blocks = life.tables[index][lo // group.block : -(-hi // group.block)]
-                writes.append(ev.Span(group.name, blocks, lo, hi))
-        self.sink(ev.Dispatch(f"{name}#{self.count}", name, reads, writes))
+        step = f"{name}#{self.count}"
+        writes = [
+            ev.Span(need.name, life.tables[index][lo // need.unit : -(-hi // need.unit)], lo, hi)
+            for index, need in self.reused
+        ]
+        self.sink(ev.Dispatch(step, name, reads, writes))
+        return step
 
     def _external(self, name: str, life: Life, lo: int, hi: int, delayed: bool) -> None:
         if not delayed:
-            self._dispatch(name, life, lo, hi, [])
-            self.sink(ev.Complete(f"{name}#{self.count}"))
+            self.sink(ev.Complete(self._dispatch(name, life, lo, hi, [])))
             return
         self.count += 1
         life.load, parts = f"load{self.count}", []

@@ -13,6 +13,9 @@ from typing import Any
 from hybridkv_ref import events as ev
 from hybridkv_ref.events import Event, Header
 
+Key = bytes | int
+"""A hash as the engine publishes it."""
+
 
 class WatchedIndex:
     """``taken``: the events that the engine published since they were last cleared. ``parts``: entries not told."""
@@ -26,16 +29,13 @@ class WatchedIndex:
         self.removal, self.store = BlockRemoved, BlockStored
         self.pool, self.header, self.take, self.sink = pool, header, take, sink
         self.group: Callable[[Any], int] = engine.get_group_id
-        self.pack: Callable[[Any, int], Any] = engine.make_block_hash_with_group_id
-        self.key: Callable[[Any], str] = lambda found: _texts(
-            [engine.maybe_convert_block_hash(engine.get_block_hash(found))]
-        )[0]
+        self.key: Callable[[Any], Key] = lambda found: engine.maybe_convert_block_hash(engine.get_block_hash(found))
         # The field behind the property, where there is one: it is asked of every block of a table.
         self.hashed = attrgetter("_block_hash" if hasattr(pool.null_block, "_block_hash") else "block_hash")
         # One block mostly, so no list is made for it: collecting garbage would walk all of them.
-        self.entries: list[dict[str, int | list[int]]] = [{} for _ in header.groups]
+        self.entries: list[dict[Key, int | list[int]]] = [{} for _ in header.groups]
         self.several = [0 for _ in header.groups]
-        self.partial: list[Counter[str]] = [Counter() for _ in header.groups]
+        self.partial: list[Counter[Key]] = [Counter() for _ in header.groups]
         self.taken: list[Any] = []
         self.parts = 0
 
@@ -71,25 +71,24 @@ class WatchedIndex:
         """A group by its index, which is its name where the configuration has none such."""
         return self.header.groups[index].name if index < len(self.header.groups) else str(index)
 
-    def _removed(self, gone: dict[int, list[Any]], reused: Iterable[list[int]]) -> None:
+    def _removed(self, gone: dict[int, list[Key]], reused: Iterable[list[int]]) -> None:
         """Entries that left, together per group: the engine says one by one of each block that it takes."""
-        for index, hashes in gone.items():
-            keys = _texts(hashes)
+        for index, keys in gone.items():
             if index < len(self.entries) and not self.several[index] and self.partial[index].keys().isdisjoint(keys):
                 entries = self.entries[index]
                 numbers = list(map(entries.pop, keys, repeat(None)))
                 known = [n for n in numbers if isinstance(n, int)]
                 if len(known) == len(keys):
-                    self.sink(ev.KeyRemove(self.header.groups[index].name, keys, known))
+                    self.sink(ev.KeyRemove(self.header.groups[index].name, _texts(keys), known))
                     continue
                 entries.update((k, n) for k, n in zip(keys, numbers, strict=True) if n is not None)
             self._removed_apart(index, keys, reused)
 
-    def _removed_apart(self, index: int, keys: list[str], reused: Iterable[list[int]]) -> None:
+    def _removed_apart(self, index: int, keys: list[Key], reused: Iterable[list[int]]) -> None:
         """The same where a key has several blocks, none that is known, or stands for a part of a block."""
         named = index < len(self.entries)
-        entries, partial = (self.entries[index], self.partial[index]) if named else ({}, Counter[str]())
-        told: list[str] = []
+        entries, partial = (self.entries[index], self.partial[index]) if named else ({}, Counter[Key]())
+        told: list[Key] = []
         numbers: list[int] = []
         for key in keys:
             if key in partial:
@@ -99,7 +98,7 @@ class WatchedIndex:
                 continue
             number = entries.pop(key, None)
             if number is None:
-                self.sink(ev.KeyRemove(self._name(index), [key]))
+                self.sink(ev.KeyRemove(self._name(index), _texts([key])))
                 continue
             if isinstance(number, list):
                 # A block may be taken and published under the same key again by one call.
@@ -112,9 +111,9 @@ class WatchedIndex:
             told.append(key)
             numbers.append(number)
         if told:
-            self.sink(ev.KeyRemove(self._name(index), told, numbers))
+            self.sink(ev.KeyRemove(self._name(index), _texts(told), numbers))
 
-    def _hashes(self, number: int) -> set[tuple[int, str]]:
+    def _hashes(self, number: int) -> set[tuple[int, Key]]:
         found = self.pool.blocks[number].block_hash
         more = getattr(self.pool, "cached_block_hashes_by_block", {}).get(number, ())
         return {(self.group(h), self.key(h)) for h in (*((found,) if found is not None else ()), *more)}
@@ -122,10 +121,9 @@ class WatchedIndex:
     def come(self, events: Iterable[Any], tables: Sequence[list[int]] = (), stored: list[int] | None = None) -> None:
         """Tells entries that came: of a request's tables, from the index ``stored`` per group on, which moves along."""
         for event in events:
-            index = event.group_idx or 0
-            keys = _texts(event.block_hashes)
+            index, keys = event.group_idx or 0, event.block_hashes
             if index >= len(self.header.groups):
-                self.sink(ev.KeyPublish(self._name(index), keys))
+                self.sink(ev.KeyPublish(self._name(index), _texts(keys)))
                 continue
             if event.block_size % self.header.groups[index].block:
                 self.partial[index].update(keys)
@@ -136,16 +134,16 @@ class WatchedIndex:
             else:
                 span = tables[index][stored[index] :]
                 first = span[: len(event.token_ids) // event.block_size]
-                blocks = self._found(index, event.block_hashes, keys, first)
+                blocks = self._found(index, keys, first)
                 if not blocks and len(first) < len(span):
-                    blocks = self._found(index, event.block_hashes, keys, span)
+                    blocks = self._found(index, keys, span)
                 blocks = blocks or self._searched(index, keys, span)
                 if blocks and blocks[-1] in span:
                     stored[index] += span.index(blocks[-1]) + 1
             self._enter(index, keys, blocks)
-            self.sink(ev.KeyPublish(self.header.groups[index].name, keys, blocks))
+            self.sink(ev.KeyPublish(self.header.groups[index].name, _texts(keys), blocks))
 
-    def _enter(self, index: int, keys: list[str], blocks: list[int]) -> None:
+    def _enter(self, index: int, keys: list[Key], blocks: list[int]) -> None:
         """What the index holds now."""
         entries, null = self.entries[index], self.header.null
         if len(keys) == len(blocks) and null not in blocks and entries.keys().isdisjoint(keys):
@@ -166,27 +164,25 @@ class WatchedIndex:
                 else:
                     live.append(number)
 
-    def _found(self, index: int, hashes: list[Any], keys: list[str], span: list[int]) -> list[int]:
+    def _found(self, index: int, keys: list[Key], span: list[int]) -> list[int]:
         """The cached blocks of a span, where they are as many as the keys and both ends agree."""
-        all_blocks = self.pool.blocks
-        cached = map(is_not, map(self.hashed, map(all_blocks.__getitem__, span)), repeat(None))
+        cached = map(is_not, map(self.hashed, map(self.pool.blocks.__getitem__, span)), repeat(None))
         found = list(compress(span, cached))
         if len(found) != len(keys):
             return []
-        for i in (0, -1) if keys else ():
-            key = hashes[i]
-            same = isinstance(key, bytes) and all_blocks[found[i]].block_hash == self.pack(key, index)
-            if not same and (index, keys[i]) not in self._hashes(found[i]):
-                return []
-        return found
+        return found if all(self._named(index, keys[i], found[i]) for i in (0, -1) if keys) else []
 
-    def _searched(self, index: int, keys: list[str], span: Iterable[int]) -> list[int]:
+    def _named(self, index: int, key: Key, number: int) -> bool:
+        """Whether a cached block has this key."""
+        first = self.pool.blocks[number].block_hash
+        return (self.key(first) == key and self.group(first) == index) or (index, key) in self._hashes(number)
+
+    def _searched(self, index: int, keys: list[Key], span: Iterable[int]) -> list[int]:
         """The blocks of the span that have these keys, null where none has one; empty where none has any."""
         null = self.header.null
         known = {key: n for n in span if n != null for group, key in self._hashes(n) if group == index}
         return [known.get(key, null) for key in keys] if known.keys() & set(keys) else []
 
 
-def _texts(hashes: Sequence[Any]) -> list[str]:
-    """Of bytes or, where the engine was told so, numbers."""
-    return list(map(bytes.hex if hashes and isinstance(hashes[0], bytes) else str, hashes))
+def _texts(keys: Sequence[Any]) -> list[str]:
+    return list(map(bytes.hex if keys and isinstance(keys[0], bytes) else str, keys))

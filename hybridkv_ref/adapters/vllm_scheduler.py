@@ -118,9 +118,11 @@ class Watched(Attached):
             del self.lives[name]
         return super()._life(request)
 
-    def _dispatch(self, name: str, life: Life, lo: int, hi: int, reads: list[ev.Span]) -> None:
+    def _dispatch(self, name: str, life: Life, lo: int, hi: int, reads: list[ev.Span]) -> str:
         self.count += 1
-        self.plan(Planned(step=f"{name}#{self.count}", req=name, first=not life.sent))
+        step = f"{name}#{self.count}"
+        self.plan(Planned(step=step, req=name, first=not life.sent))
+        return step
 
     def _cache_blocks(self, request: Any, num_computed_tokens: int) -> Any:
         self._progress(request, self._life(request))
