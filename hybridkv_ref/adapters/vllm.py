@@ -160,8 +160,6 @@ class Attached:
     def _step(self, request: Any, life: Life, lo: int, hi: int, first: bool) -> None:
         """What is written, and what is read before it: a group that keeps everything is told whole only once."""
         name = request.request_id
-        if hi > request.num_tokens:
-            self.sink(ev.Draft(name, hi - max(lo, request.num_tokens)))
         reads: list[ev.Span] = []
         for index, need in self.reused if lo else ():
             low, size = need.need(lo, lo)[0], need.unit
@@ -174,6 +172,8 @@ class Attached:
         """Tells a step, whose name it gives."""
         self.count += 1
         step = f"{name}#{self.count}"
+        if hi > life.told:
+            self.sink(ev.Draft(name, hi - max(lo, life.told)))
         writes = [
             ev.Span(need.name, life.tables[index][lo // need.unit : -(-hi // need.unit)], lo, hi)
             for index, need in self.reused

@@ -3,8 +3,9 @@
 The scheduler calls its own manager, which is watched as ever. While it schedules, events wait: the step that a call of
 the manager is for is then told as the runner prepared it, with the blocks in the runner's own tables. A step is done
 when the runner has run it. Two reductions: where blocks are given back under a step in flight, the step is told as done
-(the device runs in order, so whoever gets them writes later); and a preempted request that got a token meanwhile begins
-a new life, for its prompt has grown.
+(the device runs in order, so whoever gets them writes later), as is one that refused drafts before the next step of its
+request (which the device places by what was accepted); and a preempted request that got a token meanwhile begins a new
+life, for its prompt has grown.
 """
 
 import json
@@ -39,6 +40,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "scheduler, drafts": {"drafts": 3},
     "scheduler, by priority": {"policy": "priority"},
     "asynchronous scheduler": {"asynchronous": True},
+    "asynchronous scheduler, drafts": {"asynchronous": True, "drafts": 3},
 }
 """What a driver may be told."""
 
@@ -50,6 +52,7 @@ class Planned:
     step: str
     req: str
     first: bool
+    told: int
 
 
 def build_scheduler(model: Model, blocks: int, asynchronous: bool, policy: str, drafts: int) -> tuple[Any, Any]:
@@ -78,14 +81,17 @@ def build_scheduler(model: Model, blocks: int, asynchronous: bool, policy: str, 
             enable_chunked_prefill=True,
             is_encoder_decoder=False,
             policy=policy,
+            async_scheduling=asynchronous,
         )
         caches = CacheConfig(
             enable_prefix_caching=True, mamba_cache_mode="align" if config.has_mamba_layers else "none"
         )
         guess = None
         if drafts:
+            # Of the methods that the engine schedules asynchronously, the one that asks for no model.
+            method = "ngram_gpu" if asynchronous else "ngram"
             guess = SpeculativeConfig(
-                model="ngram", num_speculative_tokens=drafts, prompt_lookup_max=drafts, prompt_lookup_min=1
+                method=method, num_speculative_tokens=drafts, prompt_lookup_max=drafts, prompt_lookup_min=1
             )
         made = VllmConfig(
             model_config=named,
@@ -96,7 +102,6 @@ def build_scheduler(model: Model, blocks: int, asynchronous: bool, policy: str, 
         )
         structured = StructuredOutputManager(made)
     caches.num_gpu_blocks, caches.block_size = blocks, whole
-    settings.async_scheduling = asynchronous
     kind = AsyncScheduler if asynchronous else Scheduler
     return kind(made, config, structured, block_size=whole, hash_block_size=least), config
 
@@ -121,19 +126,27 @@ class Watched(Attached):
     def _dispatch(self, name: str, life: Life, lo: int, hi: int, reads: list[ev.Span]) -> str:
         self.count += 1
         step = f"{name}#{self.count}"
-        self.plan(Planned(step=step, req=name, first=not life.sent))
+        self.plan(Planned(step=step, req=name, first=not life.sent, told=life.told))
         return step
+
+    def _progress(self, request: Any, life: Life) -> None:
+        """Tokens that the scheduler took in: which drafts were refused is told with the step."""
+        life.sent = min(life.sent, request.num_computed_tokens)
+        super()._progress(request, life)
 
     def _cache_blocks(self, request: Any, num_computed_tokens: int) -> Any:
         self._progress(request, self._life(request))
         return super()._cache_blocks(request, num_computed_tokens)
 
-    def ran(self, name: str, step: str) -> None:
-        """A step has run; one whose blocks were given back was told as done then."""
-        life = self.lives.get(name)
-        if life is not None and life.steps and life.steps[0][0] == step:
+    def ran(self, job: Job) -> None:
+        """A step has run; one whose blocks were given back, or that was to come before another, was told as done then."""
+        life = self.lives.get(job.name)
+        if life is not None and life.steps and life.steps[0][0] == job.step:
             life.steps.popleft()
-            self.sink(ev.Complete(step))
+            self.sink(ev.Complete(job.step))
+            if job.refused:
+                self.sink(ev.Accept(job.name, job.kept))
+                self.sink(ev.Reject(job.name, job.kept))
 
 
 class SchedulerDriver:
@@ -161,7 +174,7 @@ class SchedulerDriver:
         self.attached = Watched(self.scheduler.kv_cache_manager, self.header, self.hear)
         self.missing = self.attached.missing
         states = [g.shape == "state" for g in model.groups]
-        self.runner = Runner(self.header, self.attached.needs, states, blocks, LENGTH)
+        self.runner = Runner(self.header, self.attached.needs, states, blocks, LENGTH, self.chance)
         self.depth = 2 if asynchronous else 1
         self.queue: deque[tuple[Any, dict[str, Job]]] = deque()
         self.prompts = Prompts(self.chance, whole, longest(self.header, blocks))
@@ -209,6 +222,11 @@ class SchedulerDriver:
             else:
                 job = jobs[event.req]
                 job.step = event.step
+                for _, earlier in self.queue:
+                    if (before := earlier.get(event.req)) is not None and before.refused:
+                        self.attached.ran(before)
+                if job.hi > event.told:
+                    self.hear(ev.Draft(job.name, job.hi - max(job.lo, event.told)))
                 for one in self.runner.events(job, event.first):
                     self.hear(one)
 
@@ -241,13 +259,17 @@ class SchedulerDriver:
         output, jobs = self.queue.popleft()
         self.runner.run(list(jobs.values()))
         for job in jobs.values():
-            self.attached.ran(job.name, job.step)
+            self.attached.ran(job)
         names = {name: place for place, name in enumerate(jobs)}
         result = ModelRunnerOutput(list(names), names, [list(job.out) for job in jobs.values()])
         self.scheduler.update_from_output(output, result)
-        if self.drafts:
+        for job in jobs.values():
+            self.runner.heard(job)
+            self.stats["drafts_refused"] += job.refused
+            self.stats["drafts_accepted"] += max(len(job.out) - 1, 0)
+        if self.drafts and self.depth == 1:
             ready = [job for job in jobs.values() if job.out]
-            guesses = [self.runner.guess(job, self.drafts, self.chance) for job in ready]
+            guesses = [self.runner.propose(job, self.drafts) for job in ready]
             self.scheduler.update_draft_token_ids(DraftTokenIds([job.name for job in ready], guesses))
 
     def arrive(self) -> None:
