@@ -134,9 +134,9 @@ class Attached:
         local, outside = given.get("num_new_computed_tokens", 0), given.get("num_external_computed_tokens", 0)
         hits = given.get("new_computed_blocks")
         new = not any(life.tables)
-        if new and (local != max(life.used, 0) or (local and outside)):
-            self._look(request, hits, local, outside)
         result = call(request, num_new_tokens, *args, **kwargs)
+        if new and result is not None and (local != max(life.used, 0) or (local and outside)):
+            self._look(request, hits, local, outside)
         cached = [[b.block_id for b in g] for g in hits.blocks] if hits is not None and new else []
         pinned, taken = self._moved(request.request_id, life, cached)
         for index, numbers in pinned:
@@ -151,25 +151,28 @@ class Attached:
             if outside:
                 self._external(request.request_id, life, start + local, begin, given.get("delay_cache_blocks", False))
             if num_new_tokens:
-                self._step(request, life, begin, begin + num_new_tokens, first=new)
+                self._step(request, life, begin, begin + num_new_tokens)
             life.used = -1
         self.index.come(stored, life.tables, life.stored)
         self._balance()
         return result
 
-    def _step(self, request: Any, life: Life, lo: int, hi: int, first: bool) -> None:
+    def _step(self, request: Any, life: Life, lo: int, hi: int) -> None:
         """What is written, and what is read before it: a group that keeps everything is told whole only once."""
         name = request.request_id
         reads: list[ev.Span] = []
         for index, need in self.reused if lo else ():
             low, size = need.need(lo, lo)[0], need.unit
-            if low or first:
+            if low or not life.sent:
                 reads.append(ev.Span(need.name, life.tables[index][low // size : -(-lo // size)], low, lo))
         life.steps.append((self._dispatch(name, life, lo, hi, reads), hi))
         life.sent = hi
 
     def _dispatch(self, name: str, life: Life, lo: int, hi: int, reads: list[ev.Span]) -> str:
         """Tells a step, whose name it gives."""
+        return self._write(name, life, lo, hi, reads)
+
+    def _write(self, name: str, life: Life, lo: int, hi: int, reads: list[ev.Span]) -> str:
         self.count += 1
         step = f"{name}#{self.count}"
         if hi > life.told:
@@ -183,7 +186,7 @@ class Attached:
 
     def _external(self, name: str, life: Life, lo: int, hi: int, delayed: bool) -> None:
         if not delayed:
-            self.sink(ev.Complete(self._dispatch(name, life, lo, hi, [])))
+            self.sink(ev.Complete(self._write(name, life, lo, hi, [])))
             return
         self.count += 1
         life.load, parts = f"load{self.count}", []

@@ -222,6 +222,19 @@ class Runner:
         if sequence is not None and sequence.life == job.life:
             sequence.refused -= job.refused
 
+    def load(self, tokens: list[int], salt: int, tables: list[list[int]], span: tuple[int, int], whole: bool) -> None:
+        """Bytes of positions [lo, hi) that come from elsewhere, wrong ones where they do not come ``whole``."""
+        lo, hi = span
+        sequence = Known(tokens, salt, tables, len(tokens), len(tokens))
+        sequence.upto(hi)
+        for index, shadow in enumerate(self.shadow):
+            table, size = tables[index], self.sizes[index]
+            ends = [hi - 1] if self.states[index] else range(lo, hi)
+            kept = [at for at in ends if table[at // size] != self.header.null]
+            slots = [table[at // size] if self.states[index] else table[at // size] * size + at % size for at in kept]
+            shadow[slots] = [sequence.prints[at] if whole else 1 for at in kept]
+            self.bytes_written += 8 * len(slots)
+
     # -- running ---------------------------------------------------------------------------------------------------
 
     def run(self, jobs: Sequence[Job]) -> None:

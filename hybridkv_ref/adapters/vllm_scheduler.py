@@ -14,6 +14,8 @@ import tempfile
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import compress
+from operator import not_
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "scheduler, by priority": {"policy": "priority"},
     "asynchronous scheduler": {"asynchronous": True},
     "asynchronous scheduler, drafts": {"asynchronous": True, "drafts": 3},
+    "scheduler, connector": {"connector": True},
 }
 """What a driver may be told."""
 
@@ -55,11 +58,14 @@ class Planned:
     told: int
 
 
-def build_scheduler(model: Model, blocks: int, asynchronous: bool, policy: str, drafts: int) -> tuple[Any, Any]:
-    """A real Scheduler for a model's groups, events on, and its configuration of caches."""
+def build_scheduler(
+    model: Model, blocks: int, asynchronous: bool, policy: str, drafts: int, connector: int | None
+) -> tuple[Any, Any]:
+    """A real Scheduler for a model's groups, events on, and its configuration of caches; ``connector`` is a seed."""
     from vllm.config import (
         CacheConfig,
         KVEventsConfig,
+        KVTransferConfig,
         ModelConfig,
         SchedulerConfig,
         SpeculativeConfig,
@@ -93,11 +99,19 @@ def build_scheduler(model: Model, blocks: int, asynchronous: bool, policy: str, 
             guess = SpeculativeConfig(
                 method=method, num_speculative_tokens=drafts, prompt_lookup_max=drafts, prompt_lookup_min=1
             )
+        outside = None
+        if connector is not None:
+            outside = KVTransferConfig(
+                kv_connector="ChanceConnector", kv_connector_module_path="hybridkv_ref.adapters.vllm_connector",
+                kv_role="kv_both", kv_load_failure_policy="recompute",
+                kv_connector_extra_config={"seed": connector, "align": whole},
+            )  # fmt: skip
         made = VllmConfig(
             model_config=named,
             scheduler_config=settings,
             cache_config=caches,
             speculative_config=guess,
+            kv_transfer_config=outside,
             kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
         )
         structured = StructuredOutputManager(made)
@@ -153,15 +167,18 @@ class SchedulerDriver:
     """Arrivals, aborts and resets around a real Scheduler; ``depth`` 2 where it is asynchronous."""
 
     def __init__(
-        self, name: str, seed: int, asynchronous: bool = False, policy: str = "fcfs", drafts: int = 0, blocks: int = 0
-    ) -> None:
+        self, name: str, seed: int, asynchronous: bool = False, policy: str = "fcfs", drafts: int = 0, blocks: int = 0,
+        connector: bool = False,
+    ) -> None:  # fmt: skip
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 
         self.chance, self.drafts, self.policy = random.Random(seed), drafts, policy
         blocks = blocks or MODELS.get(name, 100)
         model = geometry(name)
-        self.scheduler, config = build_scheduler(model, blocks, asynchronous, policy, drafts)
+        self.scheduler, config = build_scheduler(
+            model, blocks, asynchronous, policy, drafts, seed if connector else None
+        )
         whole, least = units(config)
         self.header = describe(config, model, least)
         self.oracle = Oracle(self.header)
@@ -176,7 +193,10 @@ class SchedulerDriver:
         states = [g.shape == "state" for g in model.groups]
         self.runner = Runner(self.header, self.attached.needs, states, blocks, LENGTH, self.chance)
         self.depth = 2 if asynchronous else 1
-        self.queue: deque[tuple[Any, dict[str, Job]]] = deque()
+        self.queue: deque[tuple[Any, dict[str, Job], list[Any]]] = deque()
+        self.connector = self.scheduler.connector
+        self.loads: list[Any] = []
+        self.ending = False
         self.prompts = Prompts(self.chance, whole, longest(self.header, blocks))
         self.hasher = get_request_block_hasher(least, sha256)
         self.salts: dict[str, int] = {}
@@ -222,7 +242,7 @@ class SchedulerDriver:
             else:
                 job = jobs[event.req]
                 job.step = event.step
-                for _, earlier in self.queue:
+                for _, earlier, _ in self.queue:
                     if (before := earlier.get(event.req)) is not None and before.refused:
                         self.attached.ran(before)
                 if job.hi > event.told:
@@ -240,7 +260,16 @@ class SchedulerDriver:
         if scheduler.requests and c.random() < 0.05:
             self.abort(c.choice(list(scheduler.requests)))
         if c.random() < 0.01:
-            self.stats["resets"] += bool(scheduler.reset_prefix_cache(reset_running_requests=c.random() < 0.5))
+            # With blocks that a connector reads or writes the engine refuses this: "not supported yet".
+            names = {request.request_id for request in scheduler.running}
+            idle = all(name in names or not any(life.tables) for name, life in self.attached.lives.items())
+            running = c.random() < 0.5 and idle
+            self.stats["resets"] += bool(scheduler.reset_prefix_cache(reset_running_requests=running))
+        self.turn()
+
+    def turn(self) -> None:
+        """The engine schedules a step, and runs the oldest."""
+        scheduler = self.scheduler
         self.scheduling = True
         output = scheduler.schedule()
         jobs = self.runner.prepare(output, self.salts)
@@ -248,7 +277,7 @@ class SchedulerDriver:
         self.tell(jobs)
         self.stats["scheduled"] += len(jobs)
         self.stats["preempted"] += len(output.preempted_req_ids)
-        self.queue.append((output, jobs))
+        self.queue.append((output, jobs, self.loads_now()))
         while len(self.queue) >= self.depth:
             self.finish_step()
 
@@ -256,12 +285,16 @@ class SchedulerDriver:
         """The oldest step runs, and the scheduler hears of it; then drafts for the next one, some of them wrong."""
         from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
-        output, jobs = self.queue.popleft()
+        output, jobs, loads = self.queue.popleft()
+        for load in loads:
+            self.move(load, whole=True)
         self.runner.run(list(jobs.values()))
         for job in jobs.values():
             self.attached.ran(job)
         names = {name: place for place, name in enumerate(jobs)}
-        result = ModelRunnerOutput(list(names), names, [list(job.out) for job in jobs.values()])
+        result = ModelRunnerOutput(
+            list(names), names, [list(job.out) for job in jobs.values()], kv_connector_output=self.arrived()
+        )
         self.scheduler.update_from_output(output, result)
         for job in jobs.values():
             self.runner.heard(job)
@@ -271,6 +304,47 @@ class SchedulerDriver:
             ready = [job for job in jobs.values() if job.out]
             guesses = [self.runner.propose(job, self.drafts) for job in ready]
             self.scheduler.update_draft_token_ids(DraftTokenIds([job.name for job in ready], guesses))
+
+    # -- a connector -----------------------------------------------------------------------------------------------
+
+    def loads_now(self) -> list[Any]:
+        """Loads that this step waits for; those that come later are kept apart."""
+        if self.connector is None:
+            return []
+        begun, self.connector.begun = self.connector.begun, []
+        self.stats["loads"] += len(begun)
+        self.loads += [load for load in begun if load.later]
+        return [load for load in begun if not load.later]
+
+    def move(self, load: Any, whole: bool) -> None:
+        """The bytes of a load."""
+        self.runner.load(load.tokens, self.salts[load.name], load.tables, (load.lo, load.hi), whole)
+
+    def arrived(self) -> Any:
+        """What the connector's workers say after a step: loads that have ended, some badly, and blocks that were sent."""
+        from vllm.v1.outputs import KVConnectorOutput
+
+        if self.connector is None:
+            return None
+        ended, self.loads = self.apart(self.loads)
+        sent, kept = self.apart(sorted(self.connector.sending))
+        self.connector.sending = set(kept)
+        failed = {load.name for load in ended if self.chance.random() < 0.25}
+        for load in ended:
+            self.move(load, load.name not in failed)
+            self.attached.loaded(load.request, load.name not in failed)
+            self.connector.loading.discard(load.name)
+        self.stats["loads_failed"] += len(failed)
+        return KVConnectorOutput(
+            finished_sending=set(sent), finished_recving={load.name for load in ended}, failed_recving=failed
+        )
+
+    def apart(self, waiting: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Those whose time has come, and the others."""
+        due = [self.ending or self.chance.random() < 0.4 for _ in waiting]
+        return list(compress(waiting, due)), list(compress(waiting, map(not_, due)))
+
+    # -- requests --------------------------------------------------------------------------------------------------
 
     def arrive(self) -> None:
         """A request, some under a salt."""
@@ -296,7 +370,10 @@ class SchedulerDriver:
 
     def end(self) -> None:
         """Ends all that runs."""
+        self.ending = True
         for name in list(self.scheduler.requests):
             self.abort(name)
         while self.queue:
             self.finish_step()
+        while self.scheduler.requests:
+            self.turn()
