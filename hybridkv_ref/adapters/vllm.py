@@ -210,14 +210,19 @@ class Attached:
         return result
 
     def _free(self, request: Any) -> Any:
-        name, life = request.request_id, self._life(request)
-        over = request.is_finished()
+        life = self._life(request)
         self._progress(request, life)
         for step, _ in life.steps:
             self.sink(ev.Complete(step))
         if life.load:
             self.loaded(request, False)
         result = self.calls["free"](request)
+        self._left(request, life)
+        return result
+
+    def _left(self, request: Any, life: Life) -> None:
+        """A request has given its blocks back, for good or to begin again."""
+        name, over = request.request_id, request.is_finished()
         aborted = over and "ABORT" in request.status.name
         self.sink(ev.Abort(name) if aborted else ev.Finish(name) if over else ev.Preempt(name))
         self._moved(name, life, [])
@@ -226,7 +231,6 @@ class Attached:
             self.lives[name] = Life(life.tables, life.blocks, [0] * len(self.names), life.told)
         self._tell_index()
         self._balance()
-        return result
 
     def _remove_skipped_blocks(self, request_id: str, *args: Any, **kwargs: Any) -> Any:
         result = self.calls["remove_skipped_blocks"](request_id, *args, **kwargs)

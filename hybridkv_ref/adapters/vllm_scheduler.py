@@ -12,7 +12,7 @@ import json
 import random
 import tempfile
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import compress
 from operator import not_
@@ -44,6 +44,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "asynchronous scheduler": {"asynchronous": True},
     "asynchronous scheduler, drafts": {"asynchronous": True, "drafts": 3},
     "scheduler, connector": {"connector": True},
+    "asynchronous scheduler, connector": {"asynchronous": True, "connector": True},
 }
 """What a driver may be told."""
 
@@ -87,7 +88,6 @@ def build_scheduler(
             enable_chunked_prefill=True,
             is_encoder_decoder=False,
             policy=policy,
-            async_scheduling=asynchronous,
         )
         caches = CacheConfig(
             enable_prefix_caching=True, mamba_cache_mode="align" if config.has_mamba_layers else "none"
@@ -116,6 +116,8 @@ def build_scheduler(
         )
         structured = StructuredOutputManager(made)
     caches.num_gpu_blocks, caches.block_size = blocks, whole
+    # The platform's own settings switch it off on a CPU, where the engine's runner has no use for it.
+    settings.async_scheduling = asynchronous
     kind = AsyncScheduler if asynchronous else Scheduler
     return kind(made, config, structured, block_size=whole, hash_block_size=least), config
 
@@ -126,6 +128,10 @@ class Watched(Attached):
     def __init__(self, manager: Any, header: ev.Header, hear: Callable[[Event | Planned], None]) -> None:
         super().__init__(manager, header, hear)
         self.plan: Callable[[Planned], None] = hear
+        self.deferred: list[tuple[list[Any], Any]] = []
+        if hasattr(manager, "pop_blocks_for_free"):
+            self.pop, self.give = manager.pop_blocks_for_free, self.pool.free_blocks
+            manager.pop_blocks_for_free, self.pool.free_blocks = self._pop_blocks_for_free, self._free_blocks
 
     def _done(self, life: Life, position: float) -> None:
         """Left to the runner."""
@@ -142,6 +148,22 @@ class Watched(Attached):
         step = f"{name}#{self.count}"
         self.plan(Planned(step=step, req=name, first=not life.sent, told=life.told))
         return step
+
+    def _pop_blocks_for_free(self, request: Any) -> Any:
+        """The manager forgets a request that ended; the scheduler keeps its blocks until no step in flight writes them."""
+        blocks = self.pop(request)
+        self.deferred.append((list(blocks), request))
+        return blocks
+
+    def _free_blocks(self, ordered: Iterable[Any]) -> None:
+        """Blocks go back to the pool, some of them late: only then is their request told as ended."""
+        blocks = list(ordered)
+        self.give(blocks)
+        for place, (kept, request) in enumerate(self.deferred):
+            if kept == blocks[::-1]:
+                del self.deferred[place]
+                self._left(request, self._life(request))
+                return
 
     def _progress(self, request: Any, life: Life) -> None:
         """Tokens that the scheduler took in: which drafts were refused is told with the step."""
@@ -262,7 +284,8 @@ class SchedulerDriver:
         if c.random() < 0.01:
             # With blocks that a connector reads or writes the engine refuses this: "not supported yet".
             names = {request.request_id for request in scheduler.running}
-            idle = all(name in names or not any(life.tables) for name, life in self.attached.lives.items())
+            deferring = self.connector is not None and self.depth > 1
+            idle = not (deferring and self.queue) and all(name in names or not any(life.tables) for name, life in self.attached.lives.items())
             running = c.random() < 0.5 and idle
             self.stats["resets"] += bool(scheduler.reset_prefix_cache(reset_running_requests=running))
         self.turn()
@@ -314,6 +337,10 @@ class SchedulerDriver:
         begun, self.connector.begun = self.connector.begun, []
         self.stats["loads"] += len(begun)
         self.loads += [load for load in begun if load.later]
+        for load in begun:
+            # Not ordered with the steps in flight: the bytes may be there before they run, or long after.
+            if load.later and self.chance.random() < 0.5:
+                self.move(load, whole=True)
         return [load for load in begun if not load.later]
 
     def move(self, load: Any, whole: bool) -> None:
