@@ -10,8 +10,6 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, SupportsHMA
 
-NAME = "ChanceConnector"
-
 
 @dataclass
 class Load:
@@ -33,8 +31,8 @@ class Load:
 class ChanceConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Offers whole units of ``align`` tokens, never a prompt's last token; ``offers`` are where they end.
 
-    ``begun``: loads of the step that is being scheduled. ``loading``: requests that wait for theirs. ``sending``: requests
-    that ended and whose blocks are still read.
+    ``begun``: loads of the step that is being scheduled. ``loading``: requests that wait for theirs. ``sending``:
+    requests that ended and whose blocks are still read.
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:

@@ -62,8 +62,8 @@ class Job:
     """One request in a step that was prepared: [lo, hi) with what is written, and per group slots and what is read.
 
     ``first``: position of the first token that it samples; drafts are the input from there on, of which it refuses
-    ``refused``. ``out``: the tokens that it samples. ``told``: the writes of its tables. ``life``: of its request. ``step``:
-    the name by which it is told.
+    ``refused``. ``out``: the tokens that it samples. ``told``: the writes of its tables. ``life``: of its request.
+    ``step``: the name by which it is told.
     """
 
     name: str

@@ -2,40 +2,23 @@
 
 The scheduler calls its own manager, which is watched as ever. While it schedules, events wait: the step that a call of
 the manager is for is then told as the runner prepared it, with the blocks in the runner's own tables. A step is done
-when the runner has run it. Two reductions: where blocks are given back under a step in flight, the step is told as done
-(the device runs in order, so whoever gets them writes later), as is one that refused drafts before the next step of its
-request (which the device places by what was accepted); and a preempted request that got a token meanwhile begins a new
-life, for its prompt has grown.
+when the runner has run it. Under a connector some requests load tokens, at once or later, and some loads fail.
 """
 
-import json
 import random
-import tempfile
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import compress
 from operator import not_
-from pathlib import Path
 from typing import Any
 
 from hybridkv_ref import events as ev
-from hybridkv_ref.adapters.vllm import Attached, Life
-from hybridkv_ref.adapters.vllm_build import configure, describe, units
+from hybridkv_ref.adapters.vllm_build import LENGTH, build_scheduler, describe, units
 from hybridkv_ref.adapters.vllm_driver import MODELS, Prompts, geometry, longest
 from hybridkv_ref.adapters.vllm_runner import Job, Runner
+from hybridkv_ref.adapters.vllm_watched import Planned, Watched
 from hybridkv_ref.events import Event
-from hybridkv_ref.models import Model
 from hybridkv_ref.oracle import Oracle
 from hybridkv_ref.oracle_records import Refusal
-
-LENGTH = 1 << 14
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 64,
-    "num_attention_heads": 1, "num_key_value_heads": 1, "num_hidden_layers": 1, "vocab_size": 1 << 21,
-    "max_position_embeddings": 1 << 15, "torch_dtype": "bfloat16",
-}  # fmt: skip
-"""A model whose name the engine knows; the scheduler asks of it no more than lengths. Groups come from the geometry."""
 
 WAYS: dict[str, dict[str, Any]] = {
     "scheduler": {},
@@ -47,142 +30,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "asynchronous scheduler, connector": {"asynchronous": True, "connector": True},
 }
 """What a driver may be told."""
-
-
-@dataclass(frozen=True)
-class Planned:
-    """Stands where the manager was asked for the blocks of a step, until the runner says what the step is."""
-
-    step: str
-    req: str
-    first: bool
-    told: int
-
-
-def build_scheduler(
-    model: Model, blocks: int, asynchronous: bool, policy: str, drafts: int, connector: int | None
-) -> tuple[Any, Any]:
-    """A real Scheduler for a model's groups, events on, and its configuration of caches; ``connector`` is a seed."""
-    from vllm.config import (
-        CacheConfig,
-        KVEventsConfig,
-        KVTransferConfig,
-        ModelConfig,
-        SchedulerConfig,
-        SpeculativeConfig,
-        VllmConfig,
-    )
-    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-    from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.structured_output import StructuredOutputManager
-
-    config = configure(model, blocks)
-    whole, least = units(config)
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(CONFIG))
-        named = ModelConfig(folder, skip_tokenizer_init=True, max_model_len=LENGTH, dtype="bfloat16")
-        settings = SchedulerConfig(
-            max_num_seqs=5,
-            max_num_batched_tokens=3 * whole + 7,
-            max_model_len=LENGTH,
-            enable_chunked_prefill=True,
-            is_encoder_decoder=False,
-            policy=policy,
-        )
-        caches = CacheConfig(
-            enable_prefix_caching=True, mamba_cache_mode="align" if config.has_mamba_layers else "none"
-        )
-        guess = None
-        if drafts:
-            # Of the methods that the engine schedules asynchronously, the one that asks for no model.
-            method = "ngram_gpu" if asynchronous else "ngram"
-            guess = SpeculativeConfig(
-                method=method, num_speculative_tokens=drafts, prompt_lookup_max=drafts, prompt_lookup_min=1
-            )
-        outside = None
-        if connector is not None:
-            outside = KVTransferConfig(
-                kv_connector="ChanceConnector", kv_connector_module_path="hybridkv_ref.adapters.vllm_connector",
-                kv_role="kv_both", kv_load_failure_policy="recompute",
-                kv_connector_extra_config={"seed": connector, "align": whole},
-            )  # fmt: skip
-        made = VllmConfig(
-            model_config=named,
-            scheduler_config=settings,
-            cache_config=caches,
-            speculative_config=guess,
-            kv_transfer_config=outside,
-            kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
-        )
-        structured = StructuredOutputManager(made)
-    caches.num_gpu_blocks, caches.block_size = blocks, whole
-    # The platform's own settings switch it off on a CPU, where the engine's runner has no use for it.
-    settings.async_scheduling = asynchronous
-    kind = AsyncScheduler if asynchronous else Scheduler
-    return kind(made, config, structured, block_size=whole, hash_block_size=least), config
-
-
-class Watched(Attached):
-    """A scheduler's manager: steps are what the runner says, and end when it says so."""
-
-    def __init__(self, manager: Any, header: ev.Header, hear: Callable[[Event | Planned], None]) -> None:
-        super().__init__(manager, header, hear)
-        self.plan: Callable[[Planned], None] = hear
-        self.deferred: list[tuple[list[Any], Any]] = []
-        if hasattr(manager, "pop_blocks_for_free"):
-            self.pop, self.give = manager.pop_blocks_for_free, self.pool.free_blocks
-            manager.pop_blocks_for_free, self.pool.free_blocks = self._pop_blocks_for_free, self._free_blocks
-
-    def _done(self, life: Life, position: float) -> None:
-        """Left to the runner."""
-
-    def _life(self, request: Any) -> Life:
-        name, life = request.request_id, self.lives.get(request.request_id)
-        if life is not None and not any(life.tables) and request.num_tokens > life.told:
-            self.sink(ev.Abort(name))
-            del self.lives[name]
-        return super()._life(request)
-
-    def _dispatch(self, name: str, life: Life, lo: int, hi: int, reads: list[ev.Span]) -> str:
-        self.count += 1
-        step = f"{name}#{self.count}"
-        self.plan(Planned(step=step, req=name, first=not life.sent, told=life.told))
-        return step
-
-    def _pop_blocks_for_free(self, request: Any) -> Any:
-        """The manager forgets a request that ended; the scheduler keeps its blocks until no step in flight writes them."""
-        blocks = self.pop(request)
-        self.deferred.append((list(blocks), request))
-        return blocks
-
-    def _free_blocks(self, ordered: Iterable[Any]) -> None:
-        """Blocks go back to the pool, some of them late: only then is their request told as ended."""
-        blocks = list(ordered)
-        self.give(blocks)
-        for place, (kept, request) in enumerate(self.deferred):
-            if kept == blocks[::-1]:
-                del self.deferred[place]
-                self._left(request, self._life(request))
-                return
-
-    def _progress(self, request: Any, life: Life) -> None:
-        """Tokens that the scheduler took in: which drafts were refused is told with the step."""
-        life.sent = min(life.sent, request.num_computed_tokens)
-        super()._progress(request, life)
-
-    def _cache_blocks(self, request: Any, num_computed_tokens: int) -> Any:
-        self._progress(request, self._life(request))
-        return super()._cache_blocks(request, num_computed_tokens)
-
-    def ran(self, job: Job) -> None:
-        """A step has run; one whose blocks were given back, or that was to come before another, was told as done then."""
-        life = self.lives.get(job.name)
-        if life is not None and life.steps and life.steps[0][0] == job.step:
-            life.steps.popleft()
-            self.sink(ev.Complete(job.step))
-            if job.refused:
-                self.sink(ev.Accept(job.name, job.kept))
-                self.sink(ev.Reject(job.name, job.kept))
 
 
 class SchedulerDriver:
@@ -282,13 +129,14 @@ class SchedulerDriver:
         if scheduler.requests and c.random() < 0.05:
             self.abort(c.choice(list(scheduler.requests)))
         if c.random() < 0.01:
-            # With blocks that a connector reads or writes the engine refuses this: "not supported yet".
-            names = {request.request_id for request in scheduler.running}
-            deferring = self.connector is not None and self.depth > 1
-            idle = not (deferring and self.queue) and all(name in names or not any(life.tables) for name, life in self.attached.lives.items())
-            running = c.random() < 0.5 and idle
-            self.stats["resets"] += bool(scheduler.reset_prefix_cache(reset_running_requests=running))
+            self.stats["resets"] += bool(scheduler.reset_prefix_cache(self.idle() and c.random() < 0.5))
         self.turn()
+
+    def idle(self) -> bool:
+        """Only running requests hold blocks: else the engine refuses to preempt all, "not supported yet"."""
+        late = self.connector is not None and self.depth > 1 and self.queue
+        running = {request.request_id for request in self.scheduler.running}
+        return not late and all(n in running or not any(life.tables) for n, life in self.attached.lives.items())
 
     def turn(self) -> None:
         """The engine schedules a step, and runs the oldest."""
@@ -348,7 +196,7 @@ class SchedulerDriver:
         self.runner.load(load.tokens, self.salts[load.name], load.tables, (load.lo, load.hi), whole)
 
     def arrived(self) -> Any:
-        """What the connector's workers say after a step: loads that have ended, some badly, and blocks that were sent."""
+        """What the connector's workers say after a step: loads that ended, some badly, and blocks that were sent."""
         from vllm.v1.outputs import KVConnectorOutput
 
         if self.connector is None:

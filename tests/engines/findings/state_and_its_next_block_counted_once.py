@@ -2,8 +2,8 @@
 
 `allocate_slots` asks whether the free blocks are enough and returns None where they are not. A request whose connector
 loads tokens in the same step needs a block for the loaded state and one for the state of the step, of which
-`MambaManager.get_num_blocks_to_allocate` caps all at one: the request is admitted to a pool that is one block short, and
-taking the blocks raises. Exits 1 while it does.
+`MambaManager.get_num_blocks_to_allocate` caps both at one: the request is admitted to a pool that is one block short,
+and taking the blocks raises. Exits 1 while it does.
 """
 
 import torch
