@@ -1,6 +1,6 @@
 """Requests and the blocks that they write and read: taken, written, completed, given back, evicted."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hybridkv_ref.events import (
@@ -123,28 +123,31 @@ class Blocks:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def allocate(self, e: Allocate) -> None:
-        """Empty blocks for a request."""
-        state, request, g = self.state, self.state.request(e.req), self.state.named(e.group)
-        if request.lost or not (request.running or self.hits.settle(request)):
-            state.skipped += 1
-            for number in e.blocks:
-                state.lose(state.device, g, state.device.blocks[g.index].get(number) or Block(number, None))
-            return
-        on, size, null = self.on["allocate"], g.spec.block, state.header.null
-        compiled, shared = on.group[g.index]["admit"], self.sharing[g.index]
-        at = e.at if e.at >= 0 else request.positions.get(e.group, request.record.f)
-        device, record, lost = state.device, request.record, state.device.lost[g.index]
-        for number in e.blocks:
-            if number == null:
-                at += size
+    def allocate(self, events: Iterable[Allocate]) -> None:
+        """Empty blocks for requests."""
+        state, on, null, device = self.state, self.on["allocate"], self.state.header.null, self.state.device
+        requests, groups = state.requests, state.by_name
+        for e in events:
+            state.index += 1
+            request, g = requests.get(e.req) or state.request(e.req), groups.get(e.group) or state.named(e.group)
+            if request.lost or not (request.running or self.hits.settle(request)):
+                state.skipped += 1
+                for number in e.blocks:
+                    state.lose(device, g, device.blocks[g.index].get(number) or Block(number, None))
                 continue
-            lost.discard(number)
-            block = state.block(device, g, number, alive=False)
-            if block is not None and (not shared or self.apart(on, g, number)):
-                self.take(compiled, g, block, request, record, at, number)
-            at += size
-        request.positions[e.group] = at
+            at = e.at if e.at >= 0 else request.positions.get(e.group, request.record.f)
+            row, size, shared = on.group[g.index]["admit"], g.spec.block, self.sharing[g.index]
+            record, lost = request.record, device.lost[g.index]
+            for number in e.blocks:
+                if number == null:
+                    at += size
+                    continue
+                lost.discard(number)
+                block = state.block(device, g, number, alive=False)
+                if block is not None and (not shared or self.apart(on, g, number)):
+                    self.take(row, g, block, request, record, at)
+                at += size
+            request.positions[e.group] = at
 
     def apart(self, on: Bound, group: GroupState, number: int) -> bool:
         """No other group of the pool has the block of this number; where one has, nothing of either is judged."""
@@ -161,17 +164,15 @@ class Blocks:
                 return False
         return True
 
-    def take(
-        self, compiled: Row, g: GroupState, block: Block, request: Request, record: Any, at: int, number: int
-    ) -> None:
+    def take(self, row: Row, g: GroupState, block: Block, request: Request, record: Any, at: int) -> None:
         """One block for a writer."""
         state, lease = self.state, self.state.lease()
         known = record.accepted
-        compiled.count += 1
+        row.count += 1
         # Spelled out, as wherever a row is fired for block after block: a call of fire takes as long as the row.
-        if (index := compiled.call(state.pool, block.segment, lease, record, at, 1, 0, 0, UNTOLD, known)) >= 0:
+        if (index := row.call(state.pool, block.segment, lease, record, at, 1, 0, 0, UNTOLD, known)) >= 0:
             arguments = (block.segment, lease, record, at, 1, 0, 0, UNTOLD, known)
-            state.refuse(compiled, index, arguments, (g.spec.name, number))
+            state.refuse(row, index, arguments, (g.spec.name, block.number))
             state.lose(state.device, g, block)
             return
         block.leases[request.uid] = lease
@@ -184,41 +185,41 @@ class Blocks:
     def defer(self, e: DeferFree) -> None:
         """Nothing changes until the free: the reference counts."""
 
-    def free(self, e: Free) -> None:
-        """References of a request end."""
-        state, g = self.state, self.state.named(e.group)
-        request = state.requests.get(e.req)
-        if request is not None and request.lost:
-            state.skipped += 1
-            return
-        on, tier, null = self.on["free"], state.tier(e.tier), state.header.null
-        rows = on.group[g.index]
-        record = request.record if request is not None else self.nobody
-        uid = request.uid if request is not None else 0
-        blocks, tails = tier.blocks[g.index], "tails" in state.claims
-        for number in e.blocks:
-            if number == null:
+    def free(self, events: Iterable[Free]) -> None:
+        """References of requests end."""
+        state, on, null, tails = self.state, self.on["free"], self.state.header.null, "tails" in self.state.claims
+        requests, groups, tiers = state.requests, state.by_name, state.tiers
+        for e in events:
+            state.index += 1
+            g, request = groups.get(e.group) or state.named(e.group), requests.get(e.req)
+            if request is not None and request.lost:
+                state.skipped += 1
                 continue
-            block = blocks.get(number) or state.block(tier, g, number)
-            if block is None:
-                continue
-            where = (e.group, number)
-            if block.owner is request and request is not None and uid not in block.leases:
-                block.owner = None
-                request.held -= 1
-            elif not self.let_go(rows, g, block, record, block.leases.get(uid), request, where):
-                state.lose(tier, g, block)
-                continue
-            elif request is not None:
-                request.held -= 1
-            block.leases.pop(uid, None)
-            if block.writer is request:
-                block.writer = None
-            if tails:
-                self.together[g.index, number] = uid
-            self.give_back(rows, tier, g, block, where)
-        if request is not None and not request.running:
-            self.close(request, "free")
+            tier, rows = tiers.get(e.tier) or state.tier(e.tier), on.group[g.index]
+            record, uid = (request.record, request.uid) if request is not None else (self.nobody, 0)
+            blocks = tier.blocks[g.index]
+            for number in e.blocks:
+                if number == null:
+                    continue
+                block = blocks.get(number) or state.block(tier, g, number)
+                if block is None:
+                    continue
+                where, lease = (e.group, number), block.leases.get(uid)
+                if lease is None and request is not None and block.owner is request:
+                    block.owner = None
+                elif not self.let_go(rows, g, block, record, lease, request, where):
+                    state.lose(tier, g, block)
+                    continue
+                if request is not None:
+                    request.held -= 1
+                block.leases.pop(uid, None)
+                if block.writer is request:
+                    block.writer = None
+                if tails:
+                    self.together[g.index, number] = uid
+                self.give_back(rows, tier, g, block, where)
+            if request is not None and not request.running:
+                self.close(request, "free")
 
     def let_go(
         self,

@@ -1,6 +1,7 @@
 """Lookups, pins, and the way of a request through the hit protocol, most of which engines do not report."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any
 
 from hybridkv_ref.events import Agree, Lookup, Pin, Unpin, Vote
@@ -203,55 +204,60 @@ class Hits:
 
     # -- references ------------------------------------------------------------------------------------------------
 
-    def pin(self, e: Pin) -> None:
+    def pin(self, events: Iterable[Pin]) -> None:
         """A request pins its hit; any other holder takes references of its own."""
-        state, g = self.state, self.state.named(e.group)
-        tier, rows = state.tier(e.tier), self.on_pin.group[g.index]
-        request = state.requests.get(e.req)
-        if request is not None and request.lost:
-            state.skipped += 1
-            return
-        hit = request is not None and tier is state.device and request.record.stage == self.matched
-        for number in e.blocks:
-            block = state.block(tier, g, number, alive=True) if number != state.header.null else None
-            if block is None:
-                continue
-            where = (e.group, number)
-            if request is None or not hit:
-                if state.fire(rows["hold"], block.segment, segment=where, pool=tier.pool):
-                    self.holders.setdefault((e.req, e.tier, e.group, number), []).append(block)
-                else:
-                    state.lose(tier, g, block)
-                continue
-            lease, record = block.leases.get(request.uid), request.record
-            if lease is None:
-                lease = state.lease()
-                if not state.fire(rows["find"], block.segment, lease, record, segment=where):
-                    state.lose(tier, g, block)
-                    continue
-                block.leases[request.uid] = lease
-                self.leases.setdefault(request.uid, []).append((g, block, lease))
-            if not state.fire(rows["pin"], block.segment, lease, record, segment=where):
-                state.lose(tier, g, block)
-
-    def unpin(self, e: Unpin) -> None:
-        """A holder's reference ends."""
-        state, g = self.state, self.state.named(e.group)
-        tier, row = state.tier(e.tier), self.on_unpin.group[g.index]["unhold"]
-        for number in e.blocks:
-            key = (e.req, e.tier, e.group, number)
-            held = self.holders.get(key, [])
-            count, taken = len(held), held.pop() if held else None
-            if count == 1:
-                del self.holders[key]
-            block = state.block(tier, g, number) if number != state.header.null else None
-            if block is None:
-                continue
-            if taken is not None and taken is not block:
-                # The block that was held is lost; another one has its number now.
+        state, null = self.state, self.state.header.null
+        for e in events:
+            state.index += 1
+            g, tier, request = state.named(e.group), state.tier(e.tier), state.requests.get(e.req)
+            rows = self.on_pin.group[g.index]
+            if request is not None and request.lost:
                 state.skipped += 1
-            elif not state.fire(row, block.segment, count, segment=(e.group, number), pool=tier.pool):
-                state.lose(tier, g, block)
+                continue
+            hit = request is not None and tier is state.device and request.record.stage == self.matched
+            for number in e.blocks:
+                block = state.block(tier, g, number, alive=True) if number != null else None
+                if block is None:
+                    continue
+                where = (e.group, number)
+                if request is None or not hit:
+                    if state.fire(rows["hold"], block.segment, segment=where, pool=tier.pool):
+                        self.holders.setdefault((e.req, e.tier, e.group, number), []).append(block)
+                    else:
+                        state.lose(tier, g, block)
+                    continue
+                lease, record = block.leases.get(request.uid), request.record
+                if lease is None:
+                    lease = state.lease()
+                    if not state.fire(rows["find"], block.segment, lease, record, segment=where):
+                        state.lose(tier, g, block)
+                        continue
+                    block.leases[request.uid] = lease
+                    self.leases.setdefault(request.uid, []).append((g, block, lease))
+                if not state.fire(rows["pin"], block.segment, lease, record, segment=where):
+                    state.lose(tier, g, block)
+
+    def unpin(self, events: Iterable[Unpin]) -> None:
+        """A holder's reference ends."""
+        state, null = self.state, self.state.header.null
+        for e in events:
+            state.index += 1
+            g, tier = state.named(e.group), state.tier(e.tier)
+            row = self.on_unpin.group[g.index]["unhold"]
+            for number in e.blocks:
+                key = (e.req, e.tier, e.group, number)
+                held = self.holders.get(key, [])
+                count, taken = len(held), held.pop() if held else None
+                if count == 1:
+                    del self.holders[key]
+                block = state.block(tier, g, number) if number != null else None
+                if block is None:
+                    continue
+                if taken is not None and taken is not block:
+                    # The block that was held is lost; another one has its number now.
+                    state.skipped += 1
+                elif not state.fire(row, block.segment, count, segment=(e.group, number), pool=tier.pool):
+                    state.lose(tier, g, block)
 
     # -- ranks -----------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """The prefix index: entries come and go as a multiset, and what they say of their blocks."""
 
+from collections.abc import Iterable
+
 from hybridkv_ref.events import DEVICE, KeyPublish, KeyRemove, Measure
 from hybridkv_ref.oracle_blocks import Blocks
 from hybridkv_ref.oracle_choices import equal
@@ -28,53 +30,57 @@ class Index:
             found = self.entries[key] = {}
         return found
 
-    def publish(self, e: KeyPublish) -> None:
+    def publish(self, events: Iterable[KeyPublish]) -> None:
         """From here on the blocks can be found under these keys."""
-        state, g, on = self.state, self.state.named(e.group), self.on_publish
-        tier, entries, parent = state.tier(e.tier), self.of(e.tier, g.index), e.parent
-        null, tree, numbers = state.header.null, "tree" in state.claims, e.blocks
-        not_null = on.other["not_null"]
-        if e.tokens is not None:
-            covered = len(e.keys) * g.spec.block
-            state.fire(on.other["dense"], e.tokens[1] - e.tokens[0], covered, segment=e.group)
-        if parent and tree:
-            count = len(entries.get(parent, ())) + (
-                len(self.of(DEVICE, g.index).get(parent, ())) if tier.name != DEVICE else 0
-            )
-            if not state.fire(on.other["parent_findable"], count, segment=(e.group, parent)):
-                return
-        for place, key in enumerate(e.keys):
-            block: Entry = None
-            if numbers:
-                number = numbers[place] if place < len(numbers) else null
-                not_null.count += 1
-                if (index := not_null.call(state.pool, number == null)) >= 0:
-                    state.refuse(not_null, index, (number == null,), (e.group, number))
-                    continue
-                block = state.block(tier, g, number, alive=True)
-                if block is not None and not self.put(tier, g, block, key, e.at, entries):
-                    state.lose(tier, g, block)
-                    continue
-                if block is not None:
-                    block.key = key
-            live = entries.get(key)
-            if live is None:
-                entries[key] = [block]
-            else:
-                live.append(block)
-            if parent and tree and block is not None:
-                self.parents[tier.name, g.index, key] = parent
-                for above in {tier.name, DEVICE}:
-                    self.blocks.below.setdefault((above, g.index, parent), []).append(block)
-            parent = key
+        state, on, null, tree = self.state, self.on_publish, self.state.header.null, "tree" in self.state.claims
+        groups, tiers, pool, not_null = state.by_name, state.tiers, state.pool, on.other["not_null"]
+        for e in events:
+            state.index += 1
+            g, tier = groups.get(e.group) or state.named(e.group), tiers.get(e.tier) or state.tier(e.tier)
+            entries, numbers, parent = self.of(tier.name, g.index), e.blocks, e.parent
+            if e.tokens is not None:
+                covered = len(e.keys) * g.spec.block
+                state.fire(on.other["dense"], e.tokens[1] - e.tokens[0], covered, segment=e.group)
+            if tree and parent and not self.findable(tier, g, parent):
+                continue
+            for place, key in enumerate(e.keys):
+                block: Entry = None
+                live = entries.get(key)
+                if numbers:
+                    number = numbers[place] if place < len(numbers) else null
+                    not_null.count += 1
+                    if (index := not_null.call(pool, number == null)) >= 0:
+                        state.refuse(not_null, index, (number == null,), (e.group, number))
+                        continue
+                    block = state.block(tier, g, number, alive=True)
+                    if block is not None:
+                        if not self.put(tier, g, block, e.at, live or ()):
+                            state.lose(tier, g, block)
+                            continue
+                        block.key = key
+                if live is None:
+                    entries[key] = [block]
+                else:
+                    live.append(block)
+                if tree and parent and block is not None:
+                    self.parents[tier.name, g.index, key] = parent
+                    for above in {tier.name, DEVICE}:
+                        self.blocks.below.setdefault((above, g.index, parent), []).append(block)
+                parent = key
 
-    def put(self, tier: Tier, g: GroupState, block: Block, key: str, at: int, entries: dict[str, list[Entry]]) -> bool:
-        """One entry: the writer is done if it was not, the content is that of the key's other entries."""
+    def findable(self, tier: Tier, g: GroupState, parent: str) -> bool:
+        """What an entry of a tree continues is in the index, of its tier or of the device."""
+        count = sum(len(self.of(name, g.index).get(parent, ())) for name in {tier.name, DEVICE})
+        return self.state.fire(self.on_publish.other["parent_findable"], count, segment=(g.spec.name, parent))
+
+    def put(self, tier: Tier, g: GroupState, block: Block, at: int, live: Iterable[Entry]) -> bool:
+        """One entry: the writer is done if it was not, the content is that of the key's other entries (``live``)."""
         state, rows, other, seg = self.state, self.on_publish.group[g.index], self.on_publish.other, block.segment
         where = (g.spec.name, block.number)
         writer = block.writer
-        if seg.stage in self.blocks.open and writer is not None and writer.uid in block.leases:
-            lease, record = block.leases[writer.uid], writer.record
+        lease = block.leases.get(writer.uid) if writer is not None and seg.stage in self.blocks.open else None
+        if writer is not None and lease is not None:
+            record = writer.record
             known = min(seg.end, record.accepted)
             if known > seg.committed:
                 state.hidden += 1
@@ -88,7 +94,7 @@ class Index:
         if at >= 0 and not state.fire(other["at_label"], at, seg.end, segment=where):
             return False
         content = block.content
-        for recorded in entries.get(key, ()) if content else ():
+        for recorded in live if content else ():
             if recorded is not None and recorded.content:
                 if not state.fire(other["same_content"], content, recorded.content, segment=where):
                     return False
@@ -112,43 +118,47 @@ class Index:
             block.domain = writer.domain if block.tokens else 0
             block.content = block.tokens ^ block.domain
 
-    def remove(self, e: KeyRemove) -> None:
+    def remove(self, events: Iterable[KeyRemove]) -> None:
         """Entries leave; a block that no other entry names and nobody holds is given back."""
-        state, g, on = self.state, self.state.named(e.group), self.on_remove
-        tier, entries = state.tier(e.tier), self.of(e.tier, g.index)
-        known, rows, tree, pool = on.other["known_entry"], on.group[g.index], "tree" in state.claims, state.pool
-        unpublish, tails = rows["unpublish"], "tails" in state.claims
-        for place, key in enumerate(e.keys):
-            live: list[Entry] = entries.get(key) or []
-            known.count += 1
-            if (index := known.call(pool, len(live))) >= 0:
-                state.refuse(known, index, (len(live),), (e.group, key))
-                continue
-            number = e.blocks[place] if place < len(e.blocks) else None
-            if number is not None and state.choices.of:
-                state.choices.settle(tier, g, number, alive=True)
-            place_of = self.choose(tier, g, live, number) if len(live) > 1 else 0
-            entry = live.pop(place_of)
-            if not live:
-                del entries[key]
-            if tree and not live:
-                below = self.blocks.below.get((e.tier, g.index, key), ())
-                state.fire(on.other["leaf"], len(below), segment=(e.group, key))
-            if tree:
-                self.forget_child(tier.name, g.index, key, entry, last=not live)
-            if entry is None or tier.blocks[g.index].get(entry.number) is not entry:
-                continue
-            where = (e.group, entry.number)
-            unpublish.count += 1
-            if (index := unpublish.call(tier.pool, entry.segment)) >= 0:
-                state.refuse(unpublish, index, (entry.segment,), where, tier.pool)
-                state.lose(tier, g, entry)
-                continue
-            self.lose_content(tier, g, entry)
-            if entry.segment.stage in self.blocks.fresh:
-                if tails and state.legal(self.blocks.unheld[g.index], entry.segment, pool=tier.pool):
-                    self.blocks.in_order(on.other["tail_first"], tier, g, entry, where)
-                self.blocks.give_back(rows, tier, g, entry, where)
+        state, on, claims = self.state, self.on_remove, self.state.claims
+        groups, tiers, pool, known = state.by_name, state.tiers, state.pool, on.other["known_entry"]
+        tree, tails = "tree" in claims, "tails" in claims
+        for e in events:
+            state.index += 1
+            g, tier = groups.get(e.group) or state.named(e.group), tiers.get(e.tier) or state.tier(e.tier)
+            entries, rows = self.of(tier.name, g.index), on.group[g.index]
+            unpublish, held = rows["unpublish"], tier.blocks[g.index]
+            for place, key in enumerate(e.keys):
+                live: list[Entry] = entries.get(key) or []
+                known.count += 1
+                if (index := known.call(pool, len(live))) >= 0:
+                    state.refuse(known, index, (len(live),), (e.group, key))
+                    continue
+                number = e.blocks[place] if place < len(e.blocks) else None
+                if number is not None and state.choices.of:
+                    state.choices.settle(tier, g, number, alive=True)
+                place_of = self.choose(tier, g, live, number) if len(live) > 1 else 0
+                entry = live.pop(place_of)
+                if not live:
+                    del entries[key]
+                if tree:
+                    if not live:
+                        below = self.blocks.below.get((e.tier, g.index, key), ())
+                        state.fire(on.other["leaf"], len(below), segment=(e.group, key))
+                    self.forget_child(tier.name, g.index, key, entry, last=not live)
+                if entry is None or held.get(entry.number) is not entry:
+                    continue
+                where, seg = (e.group, entry.number), entry.segment
+                unpublish.count += 1
+                if (index := unpublish.call(tier.pool, seg)) >= 0:
+                    state.refuse(unpublish, index, (seg,), where, tier.pool)
+                    state.lose(tier, g, entry)
+                    continue
+                self.lose_content(tier, g, entry)
+                if seg.stage in self.blocks.fresh:
+                    if tails and state.legal(self.blocks.unheld[g.index], seg, pool=tier.pool):
+                        self.blocks.in_order(on.other["tail_first"], tier, g, entry, where)
+                    self.blocks.give_back(rows, tier, g, entry, where)
 
     def choose(self, tier: Tier, g: GroupState, live: list[Entry], number: int | None) -> int:
         """Which of several equal entries goes: the named one, else the one that nobody holds.

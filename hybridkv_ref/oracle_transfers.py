@@ -298,7 +298,7 @@ class Transfers:
         target.tokens = target.domain = target.content = 0
         if owner is not None and owner.running and not owner.lost:
             start = target.segment.start
-            self.blocks.take(on.group[g.index]["admit"], g, target, owner, owner.record, start, target.number)
+            self.blocks.take(on.group[g.index]["admit"], g, target, owner, owner.record, start)
             owner.held -= 1
 
     def cancel(self, e: TransferCancel) -> None:

@@ -15,7 +15,9 @@ import msgspec
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.events import Event, Header
 
-CHUNK = 1 << 20
+CHUNK = 1 << 16
+"""Bytes that are read at once: what they hold is judged while it is still in the processor's cache."""
+
 LONGEST = 64 << 20
 """Bytes that a line may have."""
 
@@ -83,14 +85,12 @@ class TraceReader:
         return data
 
     def _first_line(self) -> bytes:
-        while b"\n" not in self.rest:
-            data = self._chunk()
-            if not data:
-                break
-            self.rest += data
-            if len(self.rest) > LONGEST:
+        pieces = [self._chunk()]
+        while pieces[-1] and b"\n" not in pieces[-1]:
+            if self.read > LONGEST:
                 raise InputError(f"{self.place}:1: longer than {LONGEST >> 20} MiB")
-        line, _, self.rest = self.rest.partition(b"\n")
+            pieces.append(self._chunk())
+        line, _, self.rest = b"".join(pieces).partition(b"\n")
         return line
 
     def batches(self) -> Iterator[tuple[int, list[Event]]]:
