@@ -126,7 +126,7 @@ class Blocks:
     def allocate(self, events: Iterable[Allocate]) -> None:
         """Empty blocks for requests."""
         state, on, null, device = self.state, self.on["allocate"], self.state.header.null, self.state.device
-        requests, groups = state.requests, state.by_name
+        requests, groups, choices = state.requests, state.by_name, state.choices.of
         for e in events:
             state.index += 1
             request, g = requests.get(e.req) or state.request(e.req), groups.get(e.group) or state.named(e.group)
@@ -135,17 +135,18 @@ class Blocks:
                 for number in e.blocks:
                     state.lose(device, g, device.blocks[g.index].get(number) or Block(number, None))
                 continue
-            at = e.at if e.at >= 0 else request.positions.get(e.group, request.record.f)
             row, size, shared = on.group[g.index]["admit"], g.spec.block, self.sharing[g.index]
-            record, lost = request.record, device.lost[g.index]
+            held, lost, record, at = device.blocks[g.index], device.lost[g.index], request.record, e.at
+            if at < 0:
+                at = request.positions.get(e.group, record.f)
             for number in e.blocks:
-                if number == null:
-                    at += size
-                    continue
-                lost.discard(number)
-                block = state.block(device, g, number, alive=False)
-                if block is not None and (not shared or self.apart(on, g, number)):
-                    self.take(row, g, block, request, record, at)
+                if number != null:
+                    lost.discard(number)
+                    if choices:
+                        state.choices.settle(device, g, number, alive=False)
+                    block = held.get(number) or state.unnamed(device, g, number)
+                    if block is not None and (not shared or self.apart(on, g, number)):
+                        self.take(row, g, block, request, record, at)
                 at += size
             request.positions[e.group] = at
 
@@ -188,26 +189,23 @@ class Blocks:
     def free(self, events: Iterable[Free]) -> None:
         """References of requests end."""
         state, on, null, tails = self.state, self.on["free"], self.state.header.null, "tails" in self.state.claims
-        requests, groups, tiers = state.requests, state.by_name, state.tiers
+        requests, groups, tiers, empty = state.requests, state.by_name, state.tiers, self.empty
         for e in events:
             state.index += 1
             g, request = groups.get(e.group) or state.named(e.group), requests.get(e.req)
             if request is not None and request.lost:
                 state.skipped += 1
                 continue
-            tier, rows = tiers.get(e.tier) or state.tier(e.tier), on.group[g.index]
+            tier, rows, unheld = tiers.get(e.tier) or state.tier(e.tier), on.group[g.index], self.unheld[g.index]
             record, uid = (request.record, request.uid) if request is not None else (self.nobody, 0)
-            blocks = tier.blocks[g.index]
+            held, pool = tier.blocks[g.index], tier.pool
             for number in e.blocks:
-                if number == null:
+                if number == null or (block := held.get(number) or state.unnamed(tier, g, number)) is None:
                     continue
-                block = blocks.get(number) or state.block(tier, g, number)
-                if block is None:
-                    continue
-                where, lease = (e.group, number), block.leases.get(uid)
+                lease, seg = block.leases.get(uid), block.segment
                 if lease is None and request is not None and block.owner is request:
                     block.owner = None
-                elif not self.let_go(rows, g, block, record, lease, request, where):
+                elif not self.let_go(rows, g, block, record, lease, request):
                     state.lose(tier, g, block)
                     continue
                 if request is not None:
@@ -217,54 +215,47 @@ class Blocks:
                     block.writer = None
                 if tails:
                     self.together[g.index, number] = uid
-                self.give_back(rows, tier, g, block, where)
+                # Most blocks stay findable: asked here, the call is saved.
+                if seg.stage in empty or unheld.test(pool, seg) < 0:
+                    self.give_back(rows, tier, g, block)
             if request is not None and not request.running:
                 self.close(request, "free")
 
     def let_go(
-        self,
-        rows: dict[str, Row],
-        g: GroupState,
-        block: Block,
-        record: Any,
-        lease: Any,
-        request: Request | None,
-        where: Place,
+        self, rows: dict[str, Row], g: GroupState, block: Block, record: Any, lease: Any, request: Request | None
     ) -> bool:
         """One reference ends by the row that its stage asks for."""
-        state, seg = self.state, block.segment
+        state, seg, where = self.state, block.segment, (g.spec.name, block.number)
         if lease is None:
             return state.fire(rows["release"], seg, state.lease(), record, segment=where)
-        if lease.stage == self.candidate:
+        stage = lease.stage
+        if stage == self.candidate:
             return state.fire(rows["drop"], seg, lease, record, segment=where)
         running = request is not None and request.running
         if running and request is not None and g.spec.reuse:
             low = g.low(request.at)
             if not state.fire(rows["left_behind"], seg, low, segment=where):
                 return False
-        if lease.stage in self.hit:
-            return state.fire(rows["pass_by" if running else "release"], seg, lease, record, segment=where)
-        if lease.stage in self.writes:
+        if stage in self.writes:
             return state.fire(rows["cancel"], seg, lease, record, segment=where) and state.fire(
                 rows["abort"], seg, lease, record, segment=where
             )
-        row = rows["let_go"]
+        row = rows[("pass_by" if running else "release") if stage in self.hit else "let_go"]
         row.count += 1
         if (index := row.call(state.pool, seg, lease, record)) < 0:
             return True
-        state.refuse(row, index, (seg, lease, record), where)
-        return False
+        return state.refuse(row, index, (seg, lease, record), where)
 
-    def give_back(self, rows: dict[str, Row], tier: Tier, g: GroupState, block: Block, where: Place) -> None:
+    def give_back(self, rows: dict[str, Row], tier: Tier, g: GroupState, block: Block, where: Place = "") -> None:
         """What nobody holds and no entry names goes back to the pool."""
-        state, seg = self.state, block.segment
+        state, seg, pool = self.state, block.segment, tier.pool
         if seg.stage not in self.empty:
-            if self.unheld[g.index].test(tier.pool, seg) >= 0:
+            if self.unheld[g.index].test(pool, seg) >= 0:
                 return
             for row in (rows["retire"], rows["free"]):
                 row.count += 1
-                if (index := row.call(tier.pool, seg)) >= 0:
-                    state.refuse(row, index, (seg,), where, tier.pool)
+                if (index := row.call(pool, seg)) >= 0:
+                    state.refuse(row, index, (seg,), where or (g.spec.name, block.number), pool)
                     state.lose(tier, g, block)
                     return
         block.writer = block.owner = None
@@ -300,7 +291,7 @@ class Blocks:
         if state.fire(rows["retire"], seg, segment=where, pool=tier.pool) and state.fire(
             rows["free"], seg, segment=where, pool=tier.pool
         ):
-            self.give_back(rows, tier, g, block, where)
+            self.give_back(rows, tier, g, block)
         else:
             state.lose(tier, g, block)
 
@@ -328,4 +319,4 @@ class Blocks:
             if e.blocks:
                 self.clear(rows, device, g, block, (e.group, number))
             elif state.legal(rows["retire"], block.segment):
-                self.give_back(rows, device, g, block, (e.group, number))
+                self.give_back(rows, device, g, block)

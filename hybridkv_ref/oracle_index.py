@@ -1,11 +1,12 @@
 """The prefix index: entries come and go as a multiset, and what they say of their blocks."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from hybridkv_ref.events import DEVICE, KeyPublish, KeyRemove, Measure
 from hybridkv_ref.oracle_blocks import Blocks
 from hybridkv_ref.oracle_choices import equal
-from hybridkv_ref.oracle_records import Block, GroupState, Tier
+from hybridkv_ref.oracle_records import Block, GroupState, Place, Request, Row, Tier
 from hybridkv_ref.oracle_state import State
 
 Entry = Block | None
@@ -33,11 +34,13 @@ class Index:
     def publish(self, events: Iterable[KeyPublish]) -> None:
         """From here on the blocks can be found under these keys."""
         state, on, null, tree = self.state, self.on_publish, self.state.header.null, "tree" in self.state.claims
-        groups, tiers, pool, not_null = state.by_name, state.tiers, state.pool, on.other["not_null"]
+        groups, tiers, choices = state.by_name, state.tiers, state.choices.of
+        pool, not_null = state.pool, on.other["not_null"]
         for e in events:
             state.index += 1
             g, tier = groups.get(e.group) or state.named(e.group), tiers.get(e.tier) or state.tier(e.tier)
             entries, numbers, parent = self.of(tier.name, g.index), e.blocks, e.parent
+            held, rows = tier.blocks[g.index], on.group[g.index]
             if e.tokens is not None:
                 covered = len(e.keys) * g.spec.block
                 state.fire(on.other["dense"], e.tokens[1] - e.tokens[0], covered, segment=e.group)
@@ -52,9 +55,11 @@ class Index:
                     if (index := not_null.call(pool, number == null)) >= 0:
                         state.refuse(not_null, index, (number == null,), (e.group, number))
                         continue
-                    block = state.block(tier, g, number, alive=True)
+                    if choices:
+                        state.choices.settle(tier, g, number, alive=True)
+                    block = held.get(number) or state.unnamed(tier, g, number)
                     if block is not None:
-                        if not self.put(tier, g, block, e.at, live or ()):
+                        if not self.put(rows, tier, g, block, e.at, live):
                             state.lose(tier, g, block)
                             continue
                         block.key = key
@@ -73,56 +78,65 @@ class Index:
         count = sum(len(self.of(name, g.index).get(parent, ())) for name in {tier.name, DEVICE})
         return self.state.fire(self.on_publish.other["parent_findable"], count, segment=(g.spec.name, parent))
 
-    def put(self, tier: Tier, g: GroupState, block: Block, at: int, live: Iterable[Entry]) -> bool:
+    def put(
+        self, rows: dict[str, Row], tier: Tier, g: GroupState, block: Block, at: int, live: list[Entry] | None
+    ) -> bool:
         """One entry: the writer is done if it was not, the content is that of the key's other entries (``live``)."""
-        state, rows, other, seg = self.state, self.on_publish.group[g.index], self.on_publish.other, block.segment
-        where = (g.spec.name, block.number)
-        writer = block.writer
-        lease = block.leases.get(writer.uid) if writer is not None and seg.stage in self.blocks.open else None
-        if writer is not None and lease is not None:
-            record = writer.record
-            known = min(seg.end, record.accepted)
-            if known > seg.committed:
-                state.hidden += 1
-                state.fire(rows["accept_tokens"], seg, lease, record, known)
-            row = rows["commit"]
-            row.count += 1
-            if (index := row.call(state.pool, seg, lease, record)) >= 0:
-                state.refuse(row, index, (seg, lease, record), where)
+        state, seg, writer = self.state, block.segment, block.writer
+        if writer is not None and seg.stage in self.blocks.open:
+            lease = block.leases.get(writer.uid)
+            if lease is not None and not self.commit(rows, g, block, writer, lease):
                 return False
-            self.name_content(g, block)
-        if at >= 0 and not state.fire(other["at_label"], at, seg.end, segment=where):
+        if at >= 0 and not state.fire(
+            self.on_publish.other["at_label"], at, seg.end, segment=(g.spec.name, block.number)
+        ):
             return False
         content = block.content
-        for recorded in live if content else ():
-            if recorded is not None and recorded.content:
-                if not state.fire(other["same_content"], content, recorded.content, segment=where):
-                    return False
-                break
+        if live and content and not self.same(live, content, (g.spec.name, block.number)):
+            return False
         row = rows["publish"]
         row.count += 1
         if (index := row.call(tier.pool, seg)) >= 0:
-            state.refuse(row, index, (seg,), where, tier.pool)
-            return False
+            return state.refuse(row, index, (seg,), (g.spec.name, block.number), tier.pool)
         if content and tier is state.device:
             found = self.found[g.index]
             found[content] = found.get(content, 0) + 1
         return True
 
+    def commit(self, rows: dict[str, Row], g: GroupState, block: Block, writer: Request, lease: Any) -> bool:
+        """The writer of a block is done: what it wrote of what its request has accepted is the block's content."""
+        state, seg, record = self.state, block.segment, writer.record
+        known = seg.end if seg.end < record.accepted else record.accepted
+        if known > seg.committed:
+            state.hidden += 1
+            row = rows["accept_tokens"]
+            row.count += 1
+            if (index := row.call(state.pool, seg, lease, record, known)) >= 0:
+                state.refuse(row, index, (seg, lease, record, known), "")
+        row = rows["commit"]
+        row.count += 1
+        if (index := row.call(state.pool, seg, lease, record)) >= 0:
+            return state.refuse(row, index, (seg, lease, record), (g.spec.name, block.number))
+        self.name_content(block, writer)
+        return True
+
+    def same(self, live: list[Entry], content: int, where: Place) -> bool:
+        """A content is that of the first entry of which it is known."""
+        recorded = next((b.content for b in live if b is not None and b.content), 0)
+        return not recorded or self.state.fire(self.on_publish.other["same_content"], content, recorded, segment=where)
+
     @staticmethod
-    def name_content(g: GroupState, block: Block) -> None:
+    def name_content(block: Block, writer: Request) -> None:
         """What the writer has written: its tokens up to the block's end, under its other inputs."""
-        writer = block.writer
-        if writer is not None:
-            block.tokens = writer.content(block.segment.end)
-            block.domain = writer.domain if block.tokens else 0
-            block.content = block.tokens ^ block.domain
+        tokens = block.tokens = writer.content(block.segment.end)
+        domain = block.domain = writer.domain if tokens else 0
+        block.content = tokens ^ domain
 
     def remove(self, events: Iterable[KeyRemove]) -> None:
         """Entries leave; a block that no other entry names and nobody holds is given back."""
         state, on, claims = self.state, self.on_remove, self.state.claims
         groups, tiers, pool, known = state.by_name, state.tiers, state.pool, on.other["known_entry"]
-        tree, tails = "tree" in claims, "tails" in claims
+        tree, tails, choices = "tree" in claims, "tails" in claims, state.choices.of
         for e in events:
             state.index += 1
             g, tier = groups.get(e.group) or state.named(e.group), tiers.get(e.tier) or state.tier(e.tier)
@@ -135,7 +149,7 @@ class Index:
                     state.refuse(known, index, (len(live),), (e.group, key))
                     continue
                 number = e.blocks[place] if place < len(e.blocks) else None
-                if number is not None and state.choices.of:
+                if choices and number is not None:
                     state.choices.settle(tier, g, number, alive=True)
                 place_of = self.choose(tier, g, live, number) if len(live) > 1 else 0
                 entry = live.pop(place_of)
@@ -148,17 +162,17 @@ class Index:
                     self.forget_child(tier.name, g.index, key, entry, last=not live)
                 if entry is None or held.get(entry.number) is not entry:
                     continue
-                where, seg = (e.group, entry.number), entry.segment
+                seg = entry.segment
                 unpublish.count += 1
                 if (index := unpublish.call(tier.pool, seg)) >= 0:
-                    state.refuse(unpublish, index, (seg,), where, tier.pool)
+                    state.refuse(unpublish, index, (seg,), (e.group, entry.number), tier.pool)
                     state.lose(tier, g, entry)
                     continue
                 self.lose_content(tier, g, entry)
                 if seg.stage in self.blocks.fresh:
                     if tails and state.legal(self.blocks.unheld[g.index], seg, pool=tier.pool):
-                        self.blocks.in_order(on.other["tail_first"], tier, g, entry, where)
-                    self.blocks.give_back(rows, tier, g, entry, where)
+                        self.blocks.in_order(on.other["tail_first"], tier, g, entry, (e.group, entry.number))
+                    self.blocks.give_back(rows, tier, g, entry)
 
     def choose(self, tier: Tier, g: GroupState, live: list[Entry], number: int | None) -> int:
         """Which of several equal entries goes: the named one, else the one that nobody holds.
@@ -199,7 +213,7 @@ class Index:
     def lose_content(self, tier: Tier, g: GroupState, block: Block) -> None:
         """One findable block fewer holds this content."""
         found, content = self.found[g.index], block.content
-        count = found.get(content, 0) if tier is self.state.device else 0
+        count = found.get(content, 0) if content and tier is self.state.device else 0
         if count > 1:
             found[content] = count - 1
         elif count:

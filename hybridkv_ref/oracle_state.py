@@ -191,18 +191,20 @@ class State:
         """
         if alive is not None and self.choices.of:
             self.choices.settle(tier, group, number, alive)
-        found = tier.blocks[group.index].get(number)
-        if found is None:
-            if number in tier.lost[group.index]:
-                self.skipped += 1
-                return None
-            spare = tier.spare[group.index]
-            if spare:
-                found = spare.pop()
-                found.number = number
-            else:
-                found = Block(number, tier.segment[group.index](group=group.index))
-            tier.blocks[group.index][number] = found
+        return tier.blocks[group.index].get(number) or self.unnamed(tier, group, number)
+
+    def unnamed(self, tier: Tier, group: GroupState, number: int) -> Block | None:
+        """An empty block for a number that has none; None if it is lost."""
+        if number in tier.lost[group.index]:
+            self.skipped += 1
+            return None
+        spare = tier.spare[group.index]
+        if spare:
+            found = spare.pop()
+            found.number = number
+        else:
+            found = Block(number, tier.segment[group.index](group=group.index))
+        tier.blocks[group.index][number] = found
         return found
 
     def rest(self, tier: Tier, group: GroupState, block: Block) -> None:
@@ -248,8 +250,7 @@ class State:
         row.count += 1
         if (index := row.call(pool or self.pool, *arguments)) < 0:
             return True
-        self.refuse(row, index, arguments, segment, pool)
-        return False
+        return self.refuse(row, index, arguments, segment, pool)
 
     def legal(self, row: Row, *arguments: Any, pool: Any = None) -> bool:
         """Whether a row may be fired; it is not."""
@@ -265,8 +266,8 @@ class State:
         """The rows of every tier, fired or not."""
         return (row for tier in self.tiers.values() for _, row in tier.rows)
 
-    def refuse(self, row: Row, index: int, arguments: tuple[Any, ...], segment: Place, pool: Any = None) -> None:
-        """Notes a refusal."""
+    def refuse(self, row: Row, index: int, arguments: tuple[Any, ...], segment: Place, pool: Any = None) -> bool:
+        """Notes a refusal, and gives False, which is what the row's firing comes to."""
         event, where = row.event, segment if isinstance(segment, str) else f"{segment[0]}:{segment[1]}"
         guard, count = event.guards[index], len(event.roles)
         inputs = dict(zip(event.inputs, arguments[count:], strict=True))
@@ -275,3 +276,4 @@ class State:
         broken = (*self.map.broken(event, guard), *row.more)
         self.failed.update(broken)
         self.refusals.append(Refusal(self.index, self.event, event.id, broken, where, guard.text, values))
+        return False

@@ -43,73 +43,80 @@ class Steps:
             if not state.fire(on.other["from_the_start"], start, segment=e.req):
                 state.lose_request(request)
                 return
-        for span in e.writes:
-            self.write(span, request, ran)
+        if e.writes:
+            self.write(e.writes, request, ran)
         for span in e.reads:
             self.read(span, request, ran)
 
-    def spans(self, span: Span) -> tuple[GroupState, bool]:
-        """The group of a span, and whether its indices are what they should be."""
-        state, g = self.state, self.state.named(span.group)
-        other = self.on["dispatch"].other
-        units = (span.unit == "token", span.unit == "group", span.unit == "entry", g.spec.ratio)
-        right = state.fire(other["index_type"], span.space == "group", segment=span.group)
-        right = state.fire(other["length_unit"], *units, segment=span.group) and right
+    def right(self, span: Span, g: GroupState) -> bool:
+        """Whether the indices of a span are what they should be."""
+        state, other = self.state, self.on["dispatch"].other
+        space, unit = span.space == "group", span.unit
+        units = (unit == "token", unit == "group", unit == "entry", g.spec.ratio)
+        index_type, length_unit, right = other["index_type"], other["length_unit"], True
+        index_type.count += 1
+        if (index := index_type.call(state.pool, space)) >= 0:
+            right = state.refuse(index_type, index, (space,), span.group)
+        length_unit.count += 1
+        if (index := length_unit.call(state.pool, *units)) >= 0:
+            right = state.refuse(length_unit, index, units, span.group)
         if span.window >= 0 and span.layer in self.windows:
             right = state.fire(other["own_window"], span.window, self.windows[span.layer], segment=span.group) and right
         if span.layout and g.spec.layout:
             right = state.fire(other["same_layout"], int(span.layout != g.spec.layout), segment=span.group) and right
-        return g, right
+        return right
 
-    def write(self, span: Span, request: Request, ran: list[Ran]) -> None:
-        """Appends the tokens of a span to its blocks."""
-        state, record = self.state, request.record
-        g, right = self.spans(span)
-        if not right:
-            return
-        rows, size, null = self.on["dispatch"].group[g.index], g.spec.block, state.header.null
-        append, issue = rows["append"], rows["dispatch"]
-        scale = g.spec.ratio if span.unit == "entry" else 1
-        lo, hi = span.lo * scale, span.hi * scale
-        if hi > record.accepted + request.drafts:
-            state.hidden += 1
-            state.fire(self.on["dispatch"].other["confirm"], record, hi - request.drafts)
-        pool, device = state.pool, state.device
-        for number in span.blocks:
-            block = state.block(device, g, number) if number != null else None
-            if block is None:
+    def write(self, spans: list[Span], request: Request, ran: list[Ran]) -> None:
+        """Appends the tokens of spans to their blocks."""
+        state, record, null, uid = self.state, request.record, self.state.header.null, request.uid
+        on, pool, device, groups = self.on["dispatch"], state.pool, state.device, state.by_name
+        confirm = on.other["confirm"]
+        for span in spans:
+            g = groups.get(span.group) or state.named(span.group)
+            if not self.right(span, g):
                 continue
-            seg = block.segment
-            where = (span.group, number)
-            lease = block.leases.get(request.uid)
-            if lease is None:
-                lease = state.lease()
-            if not hi:
-                at, count = seg.end, seg.start + size - seg.end
-            else:
-                at = max(lo, seg.start)
-                # A state stands for all tokens up to its position: the last block of the span has the step's.
-                whole = g.states and number == span.blocks[-1]
-                count = (hi if whole else min(hi, seg.start + size)) - at
-            # Spelled out for speed, as in oracle_blocks.
-            append.count += 1
-            if (index := append.call(pool, seg, lease, record, at, count)) >= 0:
-                state.refuse(append, index, (seg, lease, record, at, count), where)
-                state.lose(device, g, block)
-                continue
-            issue.count += 1
-            if (index := issue.call(pool, seg, lease, record, seg.end)) >= 0:
-                state.refuse(issue, index, (seg, lease, record, seg.end), where)
-                state.lose(device, g, block)
-                continue
-            ran.append((g, block, lease, record, True))
-        request.at = max(request.at, hi)
+            rows, size, held, lo, hi = on.group[g.index], g.spec.block, device.blocks[g.index], span.lo, span.hi
+            append, issue = rows["append"], rows["dispatch"]
+            if span.unit == "entry":
+                lo, hi = lo * g.spec.ratio, hi * g.spec.ratio
+            if (to := hi - request.drafts) > record.accepted:
+                state.hidden += 1
+                confirm.count += 1
+                if (index := confirm.call(pool, record, to)) >= 0:
+                    state.refuse(confirm, index, (record, to), "")
+            for number in span.blocks:
+                if number == null or (block := held.get(number) or state.block(device, g, number)) is None:
+                    continue
+                seg, lease = block.segment, block.leases.get(uid)
+                if lease is None:
+                    lease = state.lease()
+                start = seg.start
+                if not hi:
+                    at, count = seg.end, start + size - seg.end
+                else:
+                    at = lo if lo > start else start
+                    # A state stands for all tokens up to its position: the last block of the span has the step's.
+                    whole = hi < start + size or (g.states and number == span.blocks[-1])
+                    count = (hi if whole else start + size) - at
+                # Spelled out for speed, as in oracle_blocks.
+                append.count += 1
+                if (index := append.call(pool, seg, lease, record, at, count)) >= 0:
+                    state.refuse(append, index, (seg, lease, record, at, count), (span.group, number))
+                    state.lose(device, g, block)
+                    continue
+                issue.count += 1
+                if (index := issue.call(pool, seg, lease, record, seg.end)) >= 0:
+                    state.refuse(issue, index, (seg, lease, record, seg.end), (span.group, number))
+                    state.lose(device, g, block)
+                    continue
+                ran.append((g, block, lease, record, True))
+            if hi > request.at:
+                request.at = hi
 
     def read(self, span: Span, request: Request, ran: list[Ran]) -> None:
         """The blocks that a step reads, each up to where the span reaches."""
-        state, record = self.state, request.record
-        g, right = self.spans(span)
-        if not right:
+        state, record, g = self.state, request.record, self.state.named(span.group)
+        if not self.right(span, g):
             return
         issue, null = self.on["dispatch"].group[g.index]["dispatch"], state.header.null
         hi, last = span.hi * (g.spec.ratio if span.unit == "entry" else 1), 0
@@ -142,12 +149,18 @@ class Steps:
         at = self.at.pop(e.step, -1)
         if e.at >= 0 and at >= 0:
             state.fire(on.other["step_position"], e.at, at, segment=e.step)
+        pool, ok = state.pool, e.ok
         for g, block, lease, record, wrote in ran or ():
             rows, seg = on.group[g.index], block.segment
-            for row in (rows["written"], rows["complete"]) if wrote and e.ok else (rows["complete"],):
+            if wrote and ok:
+                row = rows["written"]
                 row.count += 1
-                if (index := row.call(state.pool, seg, lease, record)) >= 0:
+                if (index := row.call(pool, seg, lease, record)) >= 0:
                     state.refuse(row, index, (seg, lease, record), (g.spec.name, block.number))
+            row = rows["complete"]
+            row.count += 1
+            if (index := row.call(pool, seg, lease, record)) >= 0:
+                state.refuse(row, index, (seg, lease, record), (g.spec.name, block.number))
 
     # -- drafts ----------------------------------------------------------------------------------------------------
 

@@ -174,13 +174,13 @@ class Transfers:
             state.fire(told, seg, at, at + g.spec.block, segment=where, pool=made.source.pool)
             if own:
                 source.writer = made.request
-                self.index.name_content(g, source)
+                self.index.name_content(source, source.writer)
         elif seg.stage in self.blocks.open and source.writer is not None:
             lease = source.leases.get(source.writer.uid)
             if lease is None or not state.fire(rows["commit"], seg, lease, source.writer.record, segment=where):
                 state.lose(made.source, g, source)
                 return None
-            self.index.name_content(g, source)
+            self.index.name_content(source, source.writer)
         writer = target.writer
         if writer is not None and target.segment.stage in self.blocks.open and writer.uid in target.leases:
             lease = target.leases[writer.uid]
