@@ -126,19 +126,22 @@ class Blocks:
     def allocate(self, events: Iterable[Allocate]) -> None:
         """Empty blocks for requests."""
         state, on, null, device = self.state, self.on["allocate"], self.state.header.null, self.state.device
-        requests, groups, choices = state.requests, state.by_name, state.choices.of
+        choices, req, group = state.choices.of, None, None
         for e in events:
             state.index += 1
-            request, g = requests.get(e.req) or state.request(e.req), groups.get(e.group) or state.named(e.group)
+            if e.req != req or e.group != group:
+                req, group = e.req, e.group
+                request, g = state.request(req), state.named(group)
+                row, size, shared = on.group[g.index]["admit"], g.spec.block, self.sharing[g.index]
+                held, lost = device.blocks[g.index], device.lost[g.index]
             if request.lost or not (request.running or self.hits.settle(request)):
                 state.skipped += 1
                 for number in e.blocks:
-                    state.lose(device, g, device.blocks[g.index].get(number) or Block(number, None))
+                    state.lose(device, g, held.get(number) or Block(number, None))
                 continue
-            row, size, shared = on.group[g.index]["admit"], g.spec.block, self.sharing[g.index]
-            held, lost, record, at = device.blocks[g.index], device.lost[g.index], request.record, e.at
+            record, at = request.record, e.at
             if at < 0:
-                at = request.positions.get(e.group, record.f)
+                at = request.positions.get(group, record.f)
             for number in e.blocks:
                 if number != null:
                     lost.discard(number)
@@ -148,7 +151,7 @@ class Blocks:
                     if block is not None and (not shared or self.apart(on, g, number)):
                         self.take(row, g, block, request, record, at)
                 at += size
-            request.positions[e.group] = at
+            request.positions[group] = at
 
     def apart(self, on: Bound, group: GroupState, number: int) -> bool:
         """No other group of the pool has the block of this number; where one has, nothing of either is judged."""
@@ -167,13 +170,12 @@ class Blocks:
 
     def take(self, row: Row, g: GroupState, block: Block, request: Request, record: Any, at: int) -> None:
         """One block for a writer."""
-        state, lease = self.state, self.state.lease()
-        known = record.accepted
+        state, known = self.state, record.accepted
+        seg, lease = block.segment, state.lease()
         row.count += 1
         # Spelled out, as wherever a row is fired for block after block: a call of fire takes as long as the row.
-        if (index := row.call(state.pool, block.segment, lease, record, at, 1, 0, 0, UNTOLD, known)) >= 0:
-            arguments = (block.segment, lease, record, at, 1, 0, 0, UNTOLD, known)
-            state.refuse(row, index, arguments, (g.spec.name, block.number))
+        if (index := row.call(state.pool, seg, lease, record, at, 1, 0, 0, UNTOLD, known)) >= 0:
+            state.refuse(row, index, (seg, lease, record, at, 1, 0, 0, UNTOLD, known), (g.spec.name, block.number))
             state.lose(state.device, g, block)
             return
         block.leases[request.uid] = lease
@@ -189,62 +191,70 @@ class Blocks:
     def free(self, events: Iterable[Free]) -> None:
         """References of requests end."""
         state, on, null, tails = self.state, self.on["free"], self.state.header.null, "tails" in self.state.claims
-        requests, groups, tiers, empty = state.requests, state.by_name, state.tiers, self.empty
+        requests, empty, group, name = state.requests, self.empty, None, None
         for e in events:
             state.index += 1
-            g, request = groups.get(e.group) or state.named(e.group), requests.get(e.req)
+            request = requests.get(e.req)
+            if e.group != group:
+                group, name = e.group, None
+                g = state.named(group)
             if request is not None and request.lost:
                 state.skipped += 1
                 continue
-            tier, rows, unheld = tiers.get(e.tier) or state.tier(e.tier), on.group[g.index], self.unheld[g.index]
+            if e.tier != name:
+                name = e.tier
+                tier, rows, unheld = state.tier(name), on.group[g.index], self.unheld[g.index]
+                held, pool = tier.blocks[g.index], tier.pool
             record, uid = (request.record, request.uid) if request is not None else (self.nobody, 0)
-            held, pool = tier.blocks[g.index], tier.pool
             for number in e.blocks:
                 if number == null or (block := held.get(number) or state.unnamed(tier, g, number)) is None:
                     continue
-                lease, seg = block.leases.get(uid), block.segment
+                lease = block.leases.get(uid)
                 if lease is None and request is not None and block.owner is request:
                     block.owner = None
                 elif not self.let_go(rows, g, block, record, lease, request):
                     state.lose(tier, g, block)
                     continue
-                if request is not None:
-                    request.held -= 1
-                block.leases.pop(uid, None)
+                if lease is not None:
+                    del block.leases[uid]
                 if block.writer is request:
                     block.writer = None
+                if request is not None:
+                    request.held -= 1
                 if tails:
                     self.together[g.index, number] = uid
                 # Most blocks stay findable: asked here, the call is saved.
-                if seg.stage in empty or unheld.test(pool, seg) < 0:
+                if (seg := block.segment).stage in empty or unheld.test(pool, seg) < 0:
                     self.give_back(rows, tier, g, block)
-            if request is not None and not request.running:
+            if request is not None and not (request.running or request.held):
                 self.close(request, "free")
 
     def let_go(
         self, rows: dict[str, Row], g: GroupState, block: Block, record: Any, lease: Any, request: Request | None
     ) -> bool:
         """One reference ends by the row that its stage asks for."""
-        state, seg, where = self.state, block.segment, (g.spec.name, block.number)
+        state, seg, row = self.state, block.segment, rows["let_go"]
         if lease is None:
-            return state.fire(rows["release"], seg, state.lease(), record, segment=where)
-        stage = lease.stage
-        if stage == self.candidate:
-            return state.fire(rows["drop"], seg, lease, record, segment=where)
-        running = request is not None and request.running
-        if running and request is not None and g.spec.reuse:
-            low = g.low(request.at)
-            if not state.fire(rows["left_behind"], seg, low, segment=where):
-                return False
-        if stage in self.writes:
-            return state.fire(rows["cancel"], seg, lease, record, segment=where) and state.fire(
-                rows["abort"], seg, lease, record, segment=where
-            )
-        row = rows[("pass_by" if running else "release") if stage in self.hit else "let_go"]
+            row, lease = rows["release"], state.lease()
+        elif (stage := lease.stage) == self.candidate:
+            row = rows["drop"]
+        else:
+            running = request is not None and request.running
+            if running and request is not None and g.spec.reuse:
+                where = (g.spec.name, block.number)
+                if not state.fire(rows["left_behind"], seg, g.low(request.at), segment=where):
+                    return False
+            if stage in self.hit:
+                row = rows["pass_by" if running else "release"]
+            elif stage in self.writes:
+                where = (g.spec.name, block.number)
+                if not state.fire(rows["cancel"], seg, lease, record, segment=where):
+                    return False
+                row = rows["abort"]
         row.count += 1
         if (index := row.call(state.pool, seg, lease, record)) < 0:
             return True
-        return state.refuse(row, index, (seg, lease, record), where)
+        return state.refuse(row, index, (seg, lease, record), (g.spec.name, block.number))
 
     def give_back(self, rows: dict[str, Row], tier: Tier, g: GroupState, block: Block, where: Place = "") -> None:
         """What nobody holds and no entry names goes back to the pool."""

@@ -34,13 +34,14 @@ class Index:
     def publish(self, events: Iterable[KeyPublish]) -> None:
         """From here on the blocks can be found under these keys."""
         state, on, null, tree = self.state, self.on_publish, self.state.header.null, "tree" in self.state.claims
-        groups, tiers, choices = state.by_name, state.tiers, state.choices.of
-        pool, not_null = state.pool, on.other["not_null"]
+        pool, not_null, choices, group, name = state.pool, on.other["not_null"], state.choices.of, None, None
         for e in events:
             state.index += 1
-            g, tier = groups.get(e.group) or state.named(e.group), tiers.get(e.tier) or state.tier(e.tier)
-            entries, numbers, parent = self.of(tier.name, g.index), e.blocks, e.parent
-            held, rows = tier.blocks[g.index], on.group[g.index]
+            if e.group != group or e.tier != name:
+                group, name = e.group, e.tier
+                g, tier = state.named(group), state.tier(name)
+                entries, held, rows = self.of(name, g.index), tier.blocks[g.index], on.group[g.index]
+            numbers, parent = e.blocks, e.parent
             if e.tokens is not None:
                 covered = len(e.keys) * g.spec.block
                 state.fire(on.other["dense"], e.tokens[1] - e.tokens[0], covered, segment=e.group)
@@ -135,13 +136,15 @@ class Index:
     def remove(self, events: Iterable[KeyRemove]) -> None:
         """Entries leave; a block that no other entry names and nobody holds is given back."""
         state, on, claims = self.state, self.on_remove, self.state.claims
-        groups, tiers, pool, known = state.by_name, state.tiers, state.pool, on.other["known_entry"]
         tree, tails, choices = "tree" in claims, "tails" in claims, state.choices.of
+        pool, known, group, name = state.pool, on.other["known_entry"], None, None
         for e in events:
             state.index += 1
-            g, tier = groups.get(e.group) or state.named(e.group), tiers.get(e.tier) or state.tier(e.tier)
-            entries, rows = self.of(tier.name, g.index), on.group[g.index]
-            unpublish, held = rows["unpublish"], tier.blocks[g.index]
+            if e.group != group or e.tier != name:
+                group, name = e.group, e.tier
+                g, tier = state.named(group), state.tier(name)
+                entries, held, rows = self.of(name, g.index), tier.blocks[g.index], on.group[g.index]
+                unpublish = rows["unpublish"]
             for place, key in enumerate(e.keys):
                 live: list[Entry] = entries.get(key) or []
                 known.count += 1

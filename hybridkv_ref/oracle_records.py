@@ -75,15 +75,15 @@ def machine_of(tables: Tables, constants: tuple[tuple[str, int], ...]) -> Machin
 def maker(machine: Machine, cls: str, kind: str, rigid: tuple[str, ...] = ()) -> Callable[..., Any]:
     """A function that makes entities in their first stage, outside any list, by straight-line code.
 
-    Its keyword arguments are the rigid variables that it sets.
+    Its keyword arguments are the rigid variables that it sets. What all of them share is the type's, not set in each.
     """
+    shared = {"__slots__": (), "cls": cls, "kind": kind, "name": kind or cls, "refs": {}}
     variables = machine.tables.vars_of(cls, kind)
-    first: dict[str, Any] = {"cls": cls, "kind": kind, "name": kind or cls}
-    first |= {attribute(n): v.init for n, v in variables.items()}
     names = {attribute(n) for n in rigid}
-    lines = [f"def make({', '.join(sorted(names))}):", " e = new()", " e.refs = nothing"]
-    lines += [f" e.{n} = {n if n in names else repr(v)}" for n, v in first.items()]
-    space: dict[str, Any] = {"new": machine.types[cls, kind], "nothing": {}}
+    first = {attribute(n): repr(v.init) for n, v in variables.items()}
+    lines = [f"def make({', '.join(sorted(names))}):", " e = new()"]
+    lines += [f" e.{n} = {n if n in names else v}" for n, v in first.items()]
+    space: dict[str, Any] = {"new": type(kind or cls, (machine.types[cls, kind],), shared)}
     exec("\n".join([*lines, " return e"]), space)
     made: Callable[..., Any] = space["make"]
     return made

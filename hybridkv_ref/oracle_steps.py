@@ -50,63 +50,67 @@ class Steps:
 
     def right(self, span: Span, g: GroupState) -> bool:
         """Whether the indices of a span are what they should be."""
-        state, other = self.state, self.on["dispatch"].other
-        space, unit = span.space == "group", span.unit
-        units = (unit == "token", unit == "group", unit == "entry", g.spec.ratio)
-        index_type, length_unit, right = other["index_type"], other["length_unit"], True
-        index_type.count += 1
-        if (index := index_type.call(state.pool, space)) >= 0:
-            right = state.refuse(index_type, index, (space,), span.group)
-        length_unit.count += 1
-        if (index := length_unit.call(state.pool, *units)) >= 0:
-            right = state.refuse(length_unit, index, units, span.group)
+        state, rows, right = self.state, self.on["dispatch"].other, True
+        space, unit, ratio = span.space == "group", span.unit, g.spec.ratio
+        row = rows["index_type"]
+        row.count += 1
+        if (index := row.call(state.pool, space)) >= 0:
+            right = state.refuse(row, index, (space,), span.group)
+        units = (unit == "token", unit == "group", unit == "entry", ratio)
+        row = rows["length_unit"]
+        row.count += 1
+        if (index := row.call(state.pool, *units)) >= 0:
+            right = state.refuse(row, index, units, span.group)
         if span.window >= 0 and span.layer in self.windows:
-            right = state.fire(other["own_window"], span.window, self.windows[span.layer], segment=span.group) and right
+            right = state.fire(rows["own_window"], span.window, self.windows[span.layer], segment=span.group) and right
         if span.layout and g.spec.layout:
-            right = state.fire(other["same_layout"], int(span.layout != g.spec.layout), segment=span.group) and right
+            right = state.fire(rows["same_layout"], int(span.layout != g.spec.layout), segment=span.group) and right
         return right
 
     def write(self, spans: list[Span], request: Request, ran: list[Ran]) -> None:
         """Appends the tokens of spans to their blocks."""
         state, record, null, uid = self.state, request.record, self.state.header.null, request.uid
-        on, pool, device, groups = self.on["dispatch"], state.pool, state.device, state.by_name
+        on, pool, device = self.on["dispatch"], state.pool, state.device
         confirm = on.other["confirm"]
+        group, drafts = None, request.drafts
         for span in spans:
-            g = groups.get(span.group) or state.named(span.group)
+            if span.group != group:
+                group = span.group
+                g = state.named(group)
+                rows, size, held = on.group[g.index], g.spec.block, device.blocks[g.index]
+                append, issue, states = rows["append"], rows["dispatch"], g.states
             if not self.right(span, g):
                 continue
-            rows, size, held, lo, hi = on.group[g.index], g.spec.block, device.blocks[g.index], span.lo, span.hi
-            append, issue = rows["append"], rows["dispatch"]
+            lo, hi, numbers = span.lo, span.hi, span.blocks
             if span.unit == "entry":
                 lo, hi = lo * g.spec.ratio, hi * g.spec.ratio
-            if (to := hi - request.drafts) > record.accepted:
+            if (to := hi - drafts) > record.accepted:
                 state.hidden += 1
                 confirm.count += 1
                 if (index := confirm.call(pool, record, to)) >= 0:
                     state.refuse(confirm, index, (record, to), "")
-            for number in span.blocks:
-                if number == null or (block := held.get(number) or state.block(device, g, number)) is None:
+            for number in numbers:
+                if number == null or (block := held.get(number) or state.unnamed(device, g, number)) is None:
                     continue
-                seg, lease = block.segment, block.leases.get(uid)
-                if lease is None:
-                    lease = state.lease()
+                seg = block.segment
+                lease = block.leases.get(uid) or state.lease()
                 start = seg.start
+                end = start + size
                 if not hi:
-                    at, count = seg.end, start + size - seg.end
+                    at, count = seg.end, end - seg.end
                 else:
                     at = lo if lo > start else start
                     # A state stands for all tokens up to its position: the last block of the span has the step's.
-                    whole = hi < start + size or (g.states and number == span.blocks[-1])
-                    count = (hi if whole else start + size) - at
+                    count = (hi if hi < end or (states and number == numbers[-1]) else end) - at
                 # Spelled out for speed, as in oracle_blocks.
                 append.count += 1
                 if (index := append.call(pool, seg, lease, record, at, count)) >= 0:
-                    state.refuse(append, index, (seg, lease, record, at, count), (span.group, number))
+                    state.refuse(append, index, (seg, lease, record, at, count), (group, number))
                     state.lose(device, g, block)
                     continue
                 issue.count += 1
                 if (index := issue.call(pool, seg, lease, record, seg.end)) >= 0:
-                    state.refuse(issue, index, (seg, lease, record, seg.end), (span.group, number))
+                    state.refuse(issue, index, (seg, lease, record, seg.end), (group, number))
                     state.lose(device, g, block)
                     continue
                 ran.append((g, block, lease, record, True))
@@ -149,18 +153,19 @@ class Steps:
         at = self.at.pop(e.step, -1)
         if e.at >= 0 and at >= 0:
             state.fire(on.other["step_position"], e.at, at, segment=e.step)
-        pool, ok = state.pool, e.ok
+        pool, ok, last = state.pool, e.ok, None
         for g, block, lease, record, wrote in ran or ():
-            rows, seg = on.group[g.index], block.segment
+            if g is not last:
+                last, rows = g, on.group[g.index]
+                written, done = rows["written"], rows["complete"]
+            seg = block.segment
             if wrote and ok:
-                row = rows["written"]
-                row.count += 1
-                if (index := row.call(pool, seg, lease, record)) >= 0:
-                    state.refuse(row, index, (seg, lease, record), (g.spec.name, block.number))
-            row = rows["complete"]
-            row.count += 1
-            if (index := row.call(pool, seg, lease, record)) >= 0:
-                state.refuse(row, index, (seg, lease, record), (g.spec.name, block.number))
+                written.count += 1
+                if (index := written.call(pool, seg, lease, record)) >= 0:
+                    state.refuse(written, index, (seg, lease, record), (g.spec.name, block.number))
+            done.count += 1
+            if (index := done.call(pool, seg, lease, record)) >= 0:
+                state.refuse(done, index, (seg, lease, record), (g.spec.name, block.number))
 
     # -- drafts ----------------------------------------------------------------------------------------------------
 

@@ -168,13 +168,13 @@ class Transfers:
         where = f"{g.spec.name}:{src}>{dst}"
         seg = source.segment
         if made.source.name.startswith(PEER) and seg.stage in self.blocks.empty:
-            own = made.request is not None and target.writer is made.request
-            at = target.segment.start if own else 0
+            own = made.request if target.writer is made.request else None
+            at = target.segment.start if own is not None else 0
             told = state.books.group[g.index]["told"]
             state.fire(told, seg, at, at + g.spec.block, segment=where, pool=made.source.pool)
-            if own:
-                source.writer = made.request
-                self.index.name_content(source, source.writer)
+            if own is not None:
+                source.writer = own
+                self.index.name_content(source, own)
         elif seg.stage in self.blocks.open and source.writer is not None:
             lease = source.leases.get(source.writer.uid)
             if lease is None or not state.fire(rows["commit"], seg, lease, source.writer.record, segment=where):
