@@ -30,7 +30,7 @@ class Blocks:
         self.empty, self.open, self.fresh = (frozenset(sets[n]) for n in ("EMPTY", "OPEN", "FRESH"))
         lease = state.tables.sets["lease"]
         self.hit, self.writes = frozenset(lease["HIT"]), frozenset(lease["WRITES"])
-        self.candidate = hits.candidate
+        self.candidate, self.lease = hits.candidate, state.lease
         self.together: dict[tuple[int, int], int] = {}
         self.below: dict[tuple[str, int, str], list[Block]] = {}
         self.nobody = state.new_record(0, 1)
@@ -170,11 +170,12 @@ class Blocks:
 
     def take(self, row: Row, g: GroupState, block: Block, request: Request, record: Any, at: int) -> None:
         """One block for a writer."""
-        state, known = self.state, record.accepted
-        seg, lease = block.segment, state.lease()
+        state, known, make, call = self.state, record.accepted, self.lease, row.call
+        seg, lease = block.segment, make()
         row.count += 1
-        # Spelled out, as wherever a row is fired for block after block: a call of fire takes as long as the row.
-        if (index := row.call(state.pool, seg, lease, record, at, 1, 0, 0, UNTOLD, known)) >= 0:
+        # Spelled out, as wherever a row is fired for block after block: a call of fire takes as long as the row. Nor is
+        # it row.call(...): the interpreter is quick to call what a local holds, and not what an attribute does.
+        if (index := call(state.pool, seg, lease, record, at, 1, 0, 0, UNTOLD, known)) >= 0:
             state.refuse(row, index, (seg, lease, record, at, 1, 0, 0, UNTOLD, known), (g.spec.name, block.number))
             state.lose(state.device, g, block)
             return
@@ -203,7 +204,7 @@ class Blocks:
                 continue
             if e.tier != name:
                 name = e.tier
-                tier, rows, unheld = state.tier(name), on.group[g.index], self.unheld[g.index]
+                tier, rows, unheld = state.tier(name), on.group[g.index], self.unheld[g.index].test
                 held, pool = tier.blocks[g.index], tier.pool
             record, uid = (request.record, request.uid) if request is not None else (self.nobody, 0)
             for number in e.blocks:
@@ -224,9 +225,9 @@ class Blocks:
                 if tails:
                     self.together[g.index, number] = uid
                 # Most blocks stay findable: asked here, the call is saved.
-                if (seg := block.segment).stage in empty or unheld.test(pool, seg) < 0:
+                if (seg := block.segment).stage in empty or unheld(pool, seg) < 0:
                     self.give_back(rows, tier, g, block)
-            if request is not None and not (request.running or request.held):
+            if request is not None and not (request.held or request.running):
                 self.close(request, "free")
 
     def let_go(
@@ -252,7 +253,8 @@ class Blocks:
                     return False
                 row = rows["abort"]
         row.count += 1
-        if (index := row.call(state.pool, seg, lease, record)) < 0:
+        call = row.call
+        if (index := call(state.pool, seg, lease, record)) < 0:
             return True
         return state.refuse(row, index, (seg, lease, record), (g.spec.name, block.number))
 
@@ -260,11 +262,13 @@ class Blocks:
         """What nobody holds and no entry names goes back to the pool."""
         state, seg, pool = self.state, block.segment, tier.pool
         if seg.stage not in self.empty:
-            if self.unheld[g.index].test(pool, seg) >= 0:
+            unheld = self.unheld[g.index].test
+            if unheld(pool, seg) >= 0:
                 return
             for row in (rows["retire"], rows["free"]):
                 row.count += 1
-                if (index := row.call(pool, seg)) >= 0:
+                call = row.call
+                if (index := call(pool, seg)) >= 0:
                     state.refuse(row, index, (seg,), where or (g.spec.name, block.number), pool)
                     state.lose(tier, g, block)
                     return

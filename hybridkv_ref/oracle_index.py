@@ -34,7 +34,9 @@ class Index:
     def publish(self, events: Iterable[KeyPublish]) -> None:
         """From here on the blocks can be found under these keys."""
         state, on, null, tree = self.state, self.on_publish, self.state.header.null, "tree" in self.state.claims
-        pool, not_null, choices, group, name = state.pool, on.other["not_null"], state.choices.of, None, None
+        pool, choices, group, name = state.pool, state.choices.of, None, None
+        not_null = on.other["not_null"]
+        not_null_call = not_null.call
         for e in events:
             state.index += 1
             if e.group != group or e.tier != name:
@@ -53,7 +55,7 @@ class Index:
                 if numbers:
                     number = numbers[place] if place < len(numbers) else null
                     not_null.count += 1
-                    if (index := not_null.call(pool, number == null)) >= 0:
+                    if (index := not_null_call(pool, number == null)) >= 0:
                         state.refuse(not_null, index, (number == null,), (e.group, number))
                         continue
                     if choices:
@@ -97,7 +99,8 @@ class Index:
             return False
         row = rows["publish"]
         row.count += 1
-        if (index := row.call(tier.pool, seg)) >= 0:
+        call = row.call
+        if (index := call(tier.pool, seg)) >= 0:
             return state.refuse(row, index, (seg,), (g.spec.name, block.number), tier.pool)
         if content and tier is state.device:
             found = self.found[g.index]
@@ -112,11 +115,13 @@ class Index:
             state.hidden += 1
             row = rows["accept_tokens"]
             row.count += 1
-            if (index := row.call(state.pool, seg, lease, record, known)) >= 0:
+            call = row.call
+            if (index := call(state.pool, seg, lease, record, known)) >= 0:
                 state.refuse(row, index, (seg, lease, record, known), "")
         row = rows["commit"]
         row.count += 1
-        if (index := row.call(state.pool, seg, lease, record)) >= 0:
+        call = row.call
+        if (index := call(state.pool, seg, lease, record)) >= 0:
             return state.refuse(row, index, (seg, lease, record), (g.spec.name, block.number))
         self.name_content(block, writer)
         return True
@@ -137,7 +142,9 @@ class Index:
         """Entries leave; a block that no other entry names and nobody holds is given back."""
         state, on, claims = self.state, self.on_remove, self.state.claims
         tree, tails, choices = "tree" in claims, "tails" in claims, state.choices.of
-        pool, known, group, name = state.pool, on.other["known_entry"], None, None
+        pool, group, name = state.pool, None, None
+        known = on.other["known_entry"]
+        known_call = known.call
         for e in events:
             state.index += 1
             if e.group != group or e.tier != name:
@@ -145,10 +152,11 @@ class Index:
                 g, tier = state.named(group), state.tier(name)
                 entries, held, rows = self.of(name, g.index), tier.blocks[g.index], on.group[g.index]
                 unpublish = rows["unpublish"]
+                unpublish_call = unpublish.call
             for place, key in enumerate(e.keys):
                 live: list[Entry] = entries.get(key) or []
                 known.count += 1
-                if (index := known.call(pool, len(live))) >= 0:
+                if (index := known_call(pool, len(live))) >= 0:
                     state.refuse(known, index, (len(live),), (e.group, key))
                     continue
                 number = e.blocks[place] if place < len(e.blocks) else None
@@ -167,7 +175,7 @@ class Index:
                     continue
                 seg = entry.segment
                 unpublish.count += 1
-                if (index := unpublish.call(tier.pool, seg)) >= 0:
+                if (index := unpublish_call(tier.pool, seg)) >= 0:
                     state.refuse(unpublish, index, (seg,), (e.group, entry.number), tier.pool)
                     state.lose(tier, g, entry)
                     continue

@@ -8,7 +8,6 @@ which a row was refused is *lost*, and nothing about it is judged until it is ta
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,25 +52,26 @@ def group_specs(header: Header, spec: Path = SPEC_DIR) -> tuple[GroupSpec, ...]:
     )
 
 
-@dataclass
 class State:
     """Everything that the oracle knows. ``hidden`` counts the rows of hidden steps."""
 
-    header: Header
-    spec: Path = SPEC_DIR
-    index: int = 0
-    event: str = ""
-    refusals: list[Refusal] = field(default_factory=list)
-    failed: set[str] = field(default_factory=set)
-    hidden: int = 0
-    peak: int = 1
-    skipped: int = 0
+    # Slots, because the interpreter looks up methods of larger objects anew at every call.
+    __slots__ = (
+        "_record", "_rigid", "alignment", "books", "by_name", "choices", "claims", "device", "ended", "epochs", "event",
+        "failed", "groups", "header", "hidden", "holding", "index", "lease", "machine", "map", "names", "peak", "pool",
+        "refusals", "requests", "skipped", "spec", "strides", "tables", "tiers", "uids", "unit",
+    )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        specs = group_specs(self.header, self.spec)
-        self.tables: Tables = oracle_tables(specs, self.spec)
-        self.map = load_event_map(self.spec)
-        self.claims = frozenset(self.header.capabilities)
+    def __init__(self, header: Header, spec: Path = SPEC_DIR) -> None:
+        self.header, self.spec = header, spec
+        self.index, self.event = 0, ""
+        self.refusals: list[Refusal] = []
+        self.failed: set[str] = set()
+        self.hidden, self.peak, self.skipped = 0, 1, 0
+        specs = group_specs(header, spec)
+        self.tables: Tables = oracle_tables(specs, spec)
+        self.map = load_event_map(spec)
+        self.claims = frozenset(header.capabilities)
         for claim in self.claims - self.map.capabilities.keys():
             raise InputError(
                 f"header: capabilities: no capability '{claim}' (known: {', '.join(self.map.capabilities)})"
@@ -248,7 +248,8 @@ class State:
     def fire(self, row: Row, *arguments: Any, segment: Place = "", pool: Any = None) -> bool:
         """Fires a row; False, with a refusal noted, where a guard is false."""
         row.count += 1
-        if (index := row.call(pool or self.pool, *arguments)) < 0:
+        call = row.call
+        if (index := call(pool or self.pool, *arguments)) < 0:
             return True
         return self.refuse(row, index, arguments, segment, pool)
 

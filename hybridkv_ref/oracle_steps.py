@@ -1,5 +1,6 @@
 """Steps: what a request writes and reads, dispatched and completed apart, and drafts that are accepted or refused."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from hybridkv_ref.events import Accept, Complete, Dispatch, Draft, Reject, Span
@@ -16,7 +17,7 @@ class Steps:
     """Steps in flight by name; ``windows`` are those that layers declared, ``replays`` graphs that run in a step."""
 
     def __init__(self, state: State, hits: Hits, blocks: Blocks) -> None:
-        self.state, self.hits, self.writes = state, hits, blocks.writes
+        self.state, self.hits, self.writes, self.lease = state, hits, blocks.writes, state.lease
         self.on = {name: state.bind(name) for name in ("dispatch", "complete", "accept", "reject")}
         self.steps: dict[str, list[Ran]] = {}
         self.at: dict[str, int] = {}
@@ -43,57 +44,58 @@ class Steps:
             if not state.fire(on.other["from_the_start"], start, segment=e.req):
                 state.lose_request(request)
                 return
-        if e.writes:
-            self.write(e.writes, request, ran)
-        for span in e.reads:
-            self.read(span, request, ran)
+        self.write(e.writes, request, ran)
+        self.read(e.reads, request, ran)
 
-    def right(self, span: Span, g: GroupState) -> bool:
-        """Whether the indices of a span are what they should be."""
-        state, rows, right = self.state, self.on["dispatch"].other, True
-        space, unit, ratio = span.space == "group", span.unit, g.spec.ratio
-        row = rows["index_type"]
-        row.count += 1
-        if (index := row.call(state.pool, space)) >= 0:
-            right = state.refuse(row, index, (space,), span.group)
-        units = (unit == "token", unit == "group", unit == "entry", ratio)
-        row = rows["length_unit"]
-        row.count += 1
-        if (index := row.call(state.pool, *units)) >= 0:
-            right = state.refuse(row, index, units, span.group)
-        if span.window >= 0 and span.layer in self.windows:
-            right = state.fire(rows["own_window"], span.window, self.windows[span.layer], segment=span.group) and right
-        if span.layout and g.spec.layout:
-            right = state.fire(rows["same_layout"], int(span.layout != g.spec.layout), segment=span.group) and right
-        return right
+    def right(self, spans: list[Span]) -> Iterator[tuple[Span, GroupState]]:
+        """The spans whose indices are what they should be, each with its group."""
+        state, other = self.state, self.on["dispatch"].other
+        index_type, length_unit, pool = other["index_type"], other["length_unit"], state.pool
+        type_call, unit_call = index_type.call, length_unit.call
+        for span in spans:
+            g, right = state.named(span.group), True
+            space, unit, ratio = span.space == "group", span.unit, g.spec.ratio
+            index_type.count += 1
+            if (index := type_call(pool, space)) >= 0:
+                right = state.refuse(index_type, index, (space,), span.group)
+            token, group, entry = unit == "token", unit == "group", unit == "entry"
+            length_unit.count += 1
+            if (index := unit_call(pool, token, group, entry, ratio)) >= 0:
+                right = state.refuse(length_unit, index, (token, group, entry, ratio), span.group)
+            if span.window >= 0 and span.layer in self.windows:
+                windows = (span.window, self.windows[span.layer])
+                right = state.fire(other["own_window"], *windows, segment=span.group) and right
+            if span.layout and g.spec.layout:
+                right = (
+                    state.fire(other["same_layout"], int(span.layout != g.spec.layout), segment=span.group) and right
+                )
+            if right:
+                yield span, g
 
     def write(self, spans: list[Span], request: Request, ran: list[Ran]) -> None:
         """Appends the tokens of spans to their blocks."""
-        state, record, null, uid = self.state, request.record, self.state.header.null, request.uid
+        state, record, null, uid, make = self.state, request.record, self.state.header.null, request.uid, self.lease
         on, pool, device = self.on["dispatch"], state.pool, state.device
-        confirm = on.other["confirm"]
-        group, drafts = None, request.drafts
-        for span in spans:
-            if span.group != group:
-                group = span.group
-                g = state.named(group)
-                rows, size, held = on.group[g.index], g.spec.block, device.blocks[g.index]
-                append, issue, states = rows["append"], rows["dispatch"], g.states
-            if not self.right(span, g):
-                continue
+        confirm, drafts, last = on.other["confirm"], request.drafts, None
+        confirm_call = confirm.call
+        for span, g in self.right(spans):
+            if g is not last:
+                last, rows, size, held, states = g, on.group[g.index], g.spec.block, device.blocks[g.index], g.states
+                append, issue = rows["append"], rows["dispatch"]
+                append_call, issue_call = append.call, issue.call
             lo, hi, numbers = span.lo, span.hi, span.blocks
             if span.unit == "entry":
                 lo, hi = lo * g.spec.ratio, hi * g.spec.ratio
             if (to := hi - drafts) > record.accepted:
                 state.hidden += 1
                 confirm.count += 1
-                if (index := confirm.call(pool, record, to)) >= 0:
+                if (index := confirm_call(pool, record, to)) >= 0:
                     state.refuse(confirm, index, (record, to), "")
             for number in numbers:
                 if number == null or (block := held.get(number) or state.unnamed(device, g, number)) is None:
                     continue
                 seg = block.segment
-                lease = block.leases.get(uid) or state.lease()
+                lease = block.leases.get(uid) or make()
                 start = seg.start
                 end = start + size
                 if not hi:
@@ -104,42 +106,38 @@ class Steps:
                     count = (hi if hi < end or (states and number == numbers[-1]) else end) - at
                 # Spelled out for speed, as in oracle_blocks.
                 append.count += 1
-                if (index := append.call(pool, seg, lease, record, at, count)) >= 0:
-                    state.refuse(append, index, (seg, lease, record, at, count), (group, number))
+                if (index := append_call(pool, seg, lease, record, at, count)) >= 0:
+                    state.refuse(append, index, (seg, lease, record, at, count), (span.group, number))
                     state.lose(device, g, block)
                     continue
                 issue.count += 1
-                if (index := issue.call(pool, seg, lease, record, seg.end)) >= 0:
-                    state.refuse(issue, index, (seg, lease, record, seg.end), (group, number))
+                if (index := issue_call(pool, seg, lease, record, seg.end)) >= 0:
+                    state.refuse(issue, index, (seg, lease, record, seg.end), (span.group, number))
                     state.lose(device, g, block)
                     continue
                 ran.append((g, block, lease, record, True))
             if hi > request.at:
                 request.at = hi
 
-    def read(self, span: Span, request: Request, ran: list[Ran]) -> None:
+    def read(self, spans: list[Span], request: Request, ran: list[Ran]) -> None:
         """The blocks that a step reads, each up to where the span reaches."""
-        state, record, g = self.state, request.record, self.state.named(span.group)
-        if not self.right(span, g):
-            return
-        issue, null = self.on["dispatch"].group[g.index]["dispatch"], state.header.null
-        hi, last = span.hi * (g.spec.ratio if span.unit == "entry" else 1), 0
-        for number in span.blocks:
-            block = state.block(state.device, g, number) if number != null else None
-            if block is None:
-                continue
-            seg = block.segment
-            lease = block.leases.get(request.uid)
-            if lease is None:
-                lease = state.lease()
-            upto = seg.end if not hi else min(hi, seg.start + g.spec.block)
-            last = max(last, seg.start + g.spec.block)
-            if state.fire(issue, seg, lease, record, upto, segment=(span.group, number)):
-                ran.append((g, block, lease, record, False))
-            else:
-                state.lose(state.device, g, block)
-        if hi and last and not g.states:
-            state.fire(self.on["dispatch"].other["read_inside"], hi, last, segment=span.group)
+        state, record, null, device = self.state, request.record, self.state.header.null, self.state.device
+        for span, g in self.right(spans):
+            issue, size = self.on["dispatch"].group[g.index]["dispatch"], g.spec.block
+            hi, last = span.hi * (g.spec.ratio if span.unit == "entry" else 1), 0
+            for number in span.blocks:
+                block = state.block(device, g, number) if number != null else None
+                if block is None:
+                    continue
+                seg, lease = block.segment, block.leases.get(request.uid) or self.lease()
+                upto = seg.end if not hi else min(hi, seg.start + size)
+                last = max(last, seg.start + size)
+                if state.fire(issue, seg, lease, record, upto, segment=(span.group, number)):
+                    ran.append((g, block, lease, record, False))
+                else:
+                    state.lose(device, g, block)
+            if hi and last and not g.states:
+                state.fire(self.on["dispatch"].other["read_inside"], hi, last, segment=span.group)
 
     def complete(self, e: Complete) -> None:
         """A step is done; a step that failed has confirmed no write."""
@@ -158,13 +156,14 @@ class Steps:
             if g is not last:
                 last, rows = g, on.group[g.index]
                 written, done = rows["written"], rows["complete"]
+                written_call, done_call = written.call, done.call
             seg = block.segment
             if wrote and ok:
                 written.count += 1
-                if (index := written.call(pool, seg, lease, record)) >= 0:
+                if (index := written_call(pool, seg, lease, record)) >= 0:
                     state.refuse(written, index, (seg, lease, record), (g.spec.name, block.number))
             done.count += 1
-            if (index := done.call(pool, seg, lease, record)) >= 0:
+            if (index := done_call(pool, seg, lease, record)) >= 0:
                 state.refuse(done, index, (seg, lease, record), (g.spec.name, block.number))
 
     # -- drafts ----------------------------------------------------------------------------------------------------
