@@ -5,10 +5,10 @@ What was read before a fault is given first; the fault then is one InputError wi
 
 import gzip
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import msgspec
 
@@ -50,9 +50,38 @@ def _unpacked(path: str) -> IO[bytes]:
             import zstandard
         except ImportError:
             raise InputError(f"{path}:1: needs the package zstandard to be read (pip install zstandard)") from None
-        unpacked: IO[bytes] = zstandard.open(path, "rb")
-        return unpacked
+        return cast("IO[bytes]", _Zstd(Path(path).open("rb"), zstandard.ZstdDecompressor().decompressobj))
     return Path(path).open("rb")
+
+
+class _Zstd:
+    """What zstd frames hold; EOFError for a file that ends inside one, which the library's own reader does not tell."""
+
+    PIECE = 1 << 11
+    """Packed bytes that are unpacked at once, which bounds what comes of them: 64 MiB of equal bytes at most."""
+
+    def __init__(self, file: IO[bytes], new_frame: Callable[[], Any]) -> None:
+        self.file, self.new_frame, self.frame = file, new_frame, new_frame()
+        self.rest, self.inside = b"", False
+
+    def __enter__(self) -> "_Zstd":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def read(self, _size: int) -> bytes:
+        """What the next piece holds; nothing at the end."""
+        while packed := self.rest or self.file.read(self.PIECE):
+            found: bytes = self.frame.decompress(packed)
+            self.rest, self.inside = b"", not self.frame.eof
+            if self.frame.eof:
+                self.rest, self.frame = self.frame.unused_data, self.new_frame()
+            if found:
+                return found
+        if self.inside:
+            raise EOFError("the file ends inside a zstd frame")
+        return b""
 
 
 class TraceReader:
