@@ -1,12 +1,11 @@
 """The prefix index: entries come and go as a multiset, and what they say of their blocks."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from hybridkv_ref.events import DEVICE, KeyPublish, KeyRemove, Measure
 from hybridkv_ref.oracle_blocks import Blocks
 from hybridkv_ref.oracle_choices import equal
-from hybridkv_ref.oracle_records import Block, GroupState, Place, Request, Row, Tier
+from hybridkv_ref.oracle_records import Block, GroupState, Request, Row, Tier
 from hybridkv_ref.oracle_state import State
 
 Entry = Block | None
@@ -34,7 +33,7 @@ class Index:
     def publish(self, events: Iterable[KeyPublish]) -> None:
         """From here on the blocks can be found under these keys."""
         state, on, null, tree = self.state, self.on_publish, self.state.header.null, "tree" in self.state.claims
-        pool, choices, group, name = state.pool, state.choices.of, None, None
+        pool, choices, unwritten, group, name = state.pool, state.choices.of, self.blocks.open, None, None
         not_null = on.other["not_null"]
         not_null_call = not_null.call
         for e in events:
@@ -43,10 +42,13 @@ class Index:
                 group, name = e.group, e.tier
                 g, tier = state.named(group), state.tier(name)
                 entries, held, rows = self.of(name, g.index), tier.blocks[g.index], on.group[g.index]
-            numbers, parent = e.blocks, e.parent
+                found = self.found[g.index] if tier is state.device else None
+                publish, at_tier = rows["publish"], tier.pool
+                publish_call = publish.call
+            numbers, parent, at = e.blocks, e.parent, e.at
             if e.tokens is not None:
                 covered = len(e.keys) * g.spec.block
-                state.fire(on.other["dense"], e.tokens[1] - e.tokens[0], covered, segment=e.group)
+                state.fire(on.other["dense"], e.tokens[1] - e.tokens[0], covered, segment=group)
             if tree and parent and not self.findable(tier, g, parent):
                 continue
             for place, key in enumerate(e.keys):
@@ -56,16 +58,26 @@ class Index:
                     number = numbers[place] if place < len(numbers) else null
                     not_null.count += 1
                     if (index := not_null_call(pool, number == null)) >= 0:
-                        state.refuse(not_null, index, (number == null,), (e.group, number))
+                        state.refuse(not_null, index, (number == null,), (group, number))
                         continue
                     if choices:
                         state.choices.settle(tier, g, number, alive=True)
                     block = held.get(number) or state.unnamed(tier, g, number)
-                    if block is not None:
-                        if not self.put(rows, tier, g, block, e.at, live):
-                            state.lose(tier, g, block)
-                            continue
-                        block.key = key
+                if block is not None:
+                    seg, writer = block.segment, block.writer
+                    right = writer is None or seg.stage not in unwritten or self.commit(rows, g, block, writer)
+                    if right and (live or at >= 0):
+                        right = self.agrees(g, block, at, live)
+                    if right:
+                        publish.count += 1
+                        if (index := publish_call(at_tier, seg)) >= 0:
+                            right = state.refuse(publish, index, (seg,), (group, number), at_tier)
+                    if not right:
+                        state.lose(tier, g, block)
+                        continue
+                    block.key = key
+                    if found is not None and (content := block.content):
+                        found[content] = found.get(content, 0) + 1
                 if live is None:
                     entries[key] = [block]
                 else:
@@ -81,35 +93,11 @@ class Index:
         count = sum(len(self.of(name, g.index).get(parent, ())) for name in {tier.name, DEVICE})
         return self.state.fire(self.on_publish.other["parent_findable"], count, segment=(g.spec.name, parent))
 
-    def put(
-        self, rows: dict[str, Row], tier: Tier, g: GroupState, block: Block, at: int, live: list[Entry] | None
-    ) -> bool:
-        """One entry: the writer is done if it was not, the content is that of the key's other entries (``live``)."""
-        state, seg, writer = self.state, block.segment, block.writer
-        if writer is not None and seg.stage in self.blocks.open:
-            lease = block.leases.get(writer.uid)
-            if lease is not None and not self.commit(rows, g, block, writer, lease):
-                return False
-        if at >= 0 and not state.fire(
-            self.on_publish.other["at_label"], at, seg.end, segment=(g.spec.name, block.number)
-        ):
-            return False
-        content = block.content
-        if live and content and not self.same(live, content, (g.spec.name, block.number)):
-            return False
-        row = rows["publish"]
-        row.count += 1
-        call = row.call
-        if (index := call(tier.pool, seg)) >= 0:
-            return state.refuse(row, index, (seg,), (g.spec.name, block.number), tier.pool)
-        if content and tier is state.device:
-            found = self.found[g.index]
-            found[content] = found.get(content, 0) + 1
-        return True
-
-    def commit(self, rows: dict[str, Row], g: GroupState, block: Block, writer: Request, lease: Any) -> bool:
+    def commit(self, rows: dict[str, Row], g: GroupState, block: Block, writer: Request) -> bool:
         """The writer of a block is done: what it wrote of what its request has accepted is the block's content."""
-        state, seg, record = self.state, block.segment, writer.record
+        state, seg, record, lease = self.state, block.segment, writer.record, block.leases.get(writer.uid)
+        if lease is None:
+            return True
         known = seg.end if seg.end < record.accepted else record.accepted
         if known > seg.committed:
             state.hidden += 1
@@ -126,10 +114,13 @@ class Index:
         self.name_content(block, writer)
         return True
 
-    def same(self, live: list[Entry], content: int, where: Place) -> bool:
-        """A content is that of the first entry of which it is known."""
-        recorded = next((b.content for b in live if b is not None and b.content), 0)
-        return not recorded or self.state.fire(self.on_publish.other["same_content"], content, recorded, segment=where)
+    def agrees(self, g: GroupState, block: Block, at: int, live: list[Entry] | None) -> bool:
+        """A block ends where its label says, and its content is that of the key's other entries (``live``)."""
+        state, other, where = self.state, self.on_publish.other, (g.spec.name, block.number)
+        if at >= 0 and not state.fire(other["at_label"], at, block.segment.end, segment=where):
+            return False
+        known = next((b.content for b in live or () if b is not None and b.content), 0) if block.content else 0
+        return not known or state.fire(other["same_content"], block.content, known, segment=where)
 
     @staticmethod
     def name_content(block: Block, writer: Request) -> None:

@@ -51,9 +51,12 @@ class Steps:
         """The spans whose indices are what they should be, each with its group."""
         state, other = self.state, self.on["dispatch"].other
         index_type, length_unit, pool = other["index_type"], other["length_unit"], state.pool
-        type_call, unit_call = index_type.call, length_unit.call
+        type_call, unit_call, name = index_type.call, length_unit.call, None
         for span in spans:
-            g, right = state.named(span.group), True
+            if span.group != name:
+                name = span.group
+                g = state.named(name)
+            right = True
             space, unit, ratio = span.space == "group", span.unit, g.spec.ratio
             index_type.count += 1
             if (index := type_call(pool, space)) >= 0:
