@@ -5,13 +5,13 @@ A ``Machine`` is the tables compiled for one choice of constants; a ``World`` is
 it saw. Everything here is generic: there is no kind, row or rule by name.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hybridkv_ref.compile_py import attribute, namer, predicate_source, python, role_name
+from hybridkv_ref.compile_py import Namer, attribute, namer, predicate_source, python, role_name
 from hybridkv_ref.expr import Expr, Ref, refs
-from hybridkv_ref.tables import CLASS_OF, HANDOFFS, ROLES, Event, Guard, Survivor, Tables, Var
+from hybridkv_ref.tables import CLASS_OF, HANDOFFS, ROLES, Effect, Event, Guard, Survivor, Tables, Var
 
 Value = int | str
 
@@ -29,19 +29,32 @@ class Refused(Exception):
 def event_source(event: Event, function: str, constants: Mapping[str, int], effects: bool = True) -> str:
     """One event as a function ``f(G, <roles...>, <inputs...>) -> int``.
 
-    It returns the index of the first false guard, or -1 after all effects were assigned.  Effects are evaluated before
-    any is stored, so a refused row has changed nothing and every right-hand side reads the state before the step.
+    It returns the index of the first false guard, or -1 after all effects were assigned.  Guards come before effects,
+    so a refused row has changed nothing; every right-hand side reads the state before the step.
     """
     name = namer(constants)
     arguments = ["G", *map(role_name, event.roles), *(f"in_{i}" for i in event.inputs)]
     lines = [f"def {function}({', '.join(arguments)}):"]
     for index, guard in enumerate(event.guards):
         lines.append(f"    if not {python(guard.expr, name)}: return {index}")
-    for index, effect in enumerate(event.effects) if effects else ():
-        lines.append(f"    v{index} = {python(effect.expr, name)}")
-    for index, effect in enumerate(event.effects) if effects else ():
-        lines.append(f"    {name(effect.target)} = v{index}")
-    return "\n".join([*lines, "    return -1"])
+    return "\n".join([*lines, *(_assignments(event.effects, name) if effects else ()), "    return -1"])
+
+
+def _assignments(effects: Sequence[Effect], name: Namer) -> list[str]:
+    """The effects as if all at once: what a later right-hand side still reads is stored after the last of them.
+
+    Two roles may be one entity, so what counts is the variable, of whichever role.
+    """
+    now, then = list[str](), list[str]()
+    read: set[str] = set()
+    for index, effect in reversed(list(enumerate(effects))):
+        target, value = name(effect.target), python(effect.expr, name)
+        if effect.target.name in read:
+            then.append(f"    {target} = v{index}")
+            target = f"v{index}"
+        now.append(f"    {target} = {value}")
+        read |= {ref.name for ref in refs(effect.expr)}
+    return [*reversed(now), *reversed(then)]
 
 
 class Entity:
@@ -56,8 +69,9 @@ class Entity:
     def __repr__(self) -> str:
         return self.name
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"{self.name if hasattr(self, 'name') else 'entity'} has no variable '{name}'")
+    if TYPE_CHECKING:
+        # For the type checker alone: a class that has it when it runs reads every attribute several times slower.
+        def __getattr__(self, name: str) -> Any: ...
 
 
 @dataclass(frozen=True)

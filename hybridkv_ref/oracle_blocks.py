@@ -1,6 +1,6 @@
 """Requests and the blocks that they write and read: taken, written, completed, given back, evicted."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from hybridkv_ref.events import (
@@ -30,7 +30,7 @@ class Blocks:
         self.empty, self.open, self.fresh = (frozenset(sets[n]) for n in ("EMPTY", "OPEN", "FRESH"))
         lease = state.tables.sets["lease"]
         self.hit, self.writes = frozenset(lease["HIT"]), frozenset(lease["WRITES"])
-        self.candidate = hits.candidate
+        self.candidate, self.lease = hits.candidate, state.lease
         self.together: dict[tuple[int, int], int] = {}
         self.below: dict[tuple[str, int, str], list[Block]] = {}
         self.nobody = state.new_record(0, 1)
@@ -127,32 +127,39 @@ class Blocks:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def allocate(self, e: Allocate) -> None:
-        """Empty blocks for a request."""
-        state, request, g = self.state, self.state.request(e.req), self.state.named(e.group)
-        if request.lost or not (request.running or self.hits.settle(request)):
-            state.skipped += 1
-            for number in e.blocks:
-                state.lose(state.device, g, state.device.blocks[g.index].get(number) or Block(number, None))
-            return
-        on, size, null = self.on["allocate"], g.spec.block, state.header.null
-        if request.refused and not state.fire(on.other["granted"], False in request.refused, segment=e.req):
-            for number in e.blocks:
-                state.lose(state.device, g, state.device.blocks[g.index].get(number) or Block(number, None))
-            return
-        compiled, shared = on.group[g.index]["admit"], self.sharing[g.index]
-        at = e.at if e.at >= 0 else request.positions.get(e.group, request.record.f)
-        device, record, lost = state.device, request.record, state.device.lost[g.index]
-        for number in e.blocks:
-            if number == null:
-                at += size
+    def allocate(self, events: Iterable[Allocate]) -> None:
+        """Empty blocks for requests."""
+        state, on, null, device = self.state, self.on["allocate"], self.state.header.null, self.state.device
+        choices, req, group = state.choices.of, None, None
+        for e in events:
+            state.index += 1
+            if e.req != req or e.group != group:
+                req, group = e.req, e.group
+                request, g = state.request(req), state.named(group)
+                row, size, shared = on.group[g.index]["admit"], g.spec.block, self.sharing[g.index]
+                held, lost = device.blocks[g.index], device.lost[g.index]
+            if request.lost or not (request.running or self.hits.settle(request)):
+                state.skipped += 1
+                for number in e.blocks:
+                    state.lose(device, g, held.get(number) or Block(number, None))
                 continue
-            lost.discard(number)
-            block = state.block(device, g, number, alive=False)
-            if block is not None and (not shared or self.apart(on, g, number)):
-                self.take(compiled, g, block, request, record, at, number)
-            at += size
-        request.positions[e.group] = at
+            if request.refused and not state.fire(on.other["granted"], False in request.refused, segment=req):
+                for number in e.blocks:
+                    state.lose(device, g, held.get(number) or Block(number, None))
+                continue
+            record, at = request.record, e.at
+            if at < 0:
+                at = request.positions.get(group, record.f)
+            for number in e.blocks:
+                if number != null:
+                    lost.discard(number)
+                    if choices:
+                        state.choices.settle(device, g, number, alive=False)
+                    block = held.get(number) or state.unnamed(device, g, number)
+                    if block is not None and (not shared or self.apart(on, g, number)):
+                        self.take(row, g, block, request, record, at)
+                at += size
+            request.positions[group] = at
 
     def apart(self, on: Bound, group: GroupState, number: int) -> bool:
         """No other group of the pool has the block of this number; where one has, nothing of either is judged."""
@@ -169,17 +176,15 @@ class Blocks:
                 return False
         return True
 
-    def take(
-        self, compiled: Row, g: GroupState, block: Block, request: Request, record: Any, at: int, number: int
-    ) -> None:
+    def take(self, row: Row, g: GroupState, block: Block, request: Request, record: Any, at: int) -> None:
         """One block for a writer."""
-        state, lease = self.state, self.state.lease()
-        known = record.accepted
-        compiled.count += 1
-        # Spelled out, as wherever a row is fired for block after block: a call of fire takes as long as the row.
-        if (index := compiled.call(state.pool, block.segment, lease, record, at, 1, 0, 0, UNTOLD, known)) >= 0:
-            arguments = (block.segment, lease, record, at, 1, 0, 0, UNTOLD, known)
-            state.refuse(compiled, index, arguments, (g.spec.name, number))
+        state, known, make, call = self.state, record.accepted, self.lease, row.call
+        seg, lease = block.segment, make()
+        row.count += 1
+        # Spelled out, as wherever a row is fired for block after block: a call of fire takes as long as the row. Nor is
+        # it row.call(...): the interpreter is quick to call what a local holds, and not what an attribute does.
+        if (index := call(state.pool, seg, lease, record, at, 1, 0, 0, UNTOLD, known)) >= 0:
+            state.refuse(row, index, (seg, lease, record, at, 1, 0, 0, UNTOLD, known), (g.spec.name, block.number))
             state.lose(state.device, g, block)
             return
         block.leases[request.uid] = lease
@@ -194,96 +199,103 @@ class Blocks:
         if e.on:
             self.deferred |= dict.fromkeys(((e.req, e.group, number) for number in e.blocks), e.on)
 
-    def free(self, e: Free) -> None:
-        """References of a request end."""
-        state, g = self.state, self.state.named(e.group)
-        request = state.requests.get(e.req)
-        if request is not None and request.lost:
-            state.skipped += 1
-            return
-        on, tier, null = self.on["free"], state.tier(e.tier), state.header.null
-        rows = on.group[g.index]
-        record = request.record if request is not None else self.nobody
-        uid = request.uid if request is not None else 0
-        blocks, tails = tier.blocks[g.index], "tails" in state.claims
-        for number in e.blocks:
-            if number == null:
+    def free(self, events: Iterable[Free]) -> None:
+        """References of requests end."""
+        state, on, null, tails = self.state, self.on["free"], self.state.header.null, "tails" in self.state.claims
+        requests, empty, group, name = state.requests, self.empty, None, None
+        for e in events:
+            state.index += 1
+            request = requests.get(e.req)
+            if e.group != group:
+                group, name = e.group, None
+                g = state.named(group)
+            if request is not None and request.lost:
+                state.skipped += 1
                 continue
-            where = (e.group, number)
-            waits = self.deferred.pop((e.req, *where), "") if self.deferred else ""
-            block = blocks.get(number) or state.block(tier, g, number)
-            if block is None:
-                continue
-            runs = (waits in names for names in self.running)
-            if waits and not state.fire(on.other["waited_for"], *runs, segment=where):
-                state.lose(tier, g, block)
-                continue
-            if uid not in block.leases and (e.req, e.tier, e.group, number) in self.hits.holders:
-                if self.hits.unhold(rows["unhold"], tier, g, e.req, number):
-                    self.give_back(rows, tier, g, block, where)
-                continue
-            if block.owner is request and request is not None and uid not in block.leases:
-                block.owner = None
-                request.held -= 1
-            elif not self.let_go(rows, g, block, record, block.leases.get(uid), request, where):
-                state.lose(tier, g, block)
-                continue
-            elif request is not None:
-                request.held -= 1
-            block.leases.pop(uid, None)
-            if block.writer is request:
-                block.writer = None
-            if tails:
-                self.together[g.index, number] = uid
-            self.give_back(rows, tier, g, block, where)
-        if request is not None and not request.running:
-            self.close(request, "free")
+            if e.tier != name:
+                name = e.tier
+                tier, rows, unheld = state.tier(name), on.group[g.index], self.unheld[g.index].test
+                held, pool = tier.blocks[g.index], tier.pool
+            record, uid = (request.record, request.uid) if request is not None else (self.nobody, 0)
+            for number in e.blocks:
+                if number == null or (block := held.get(number) or state.unnamed(tier, g, number)) is None:
+                    continue
+                if self.deferred and not self.in_time(on, e, number):
+                    state.lose(tier, g, block)
+                    continue
+                lease = block.leases.get(uid)
+                if lease is None and (e.req, name, group, number) in self.hits.holders:
+                    if self.hits.unhold(rows["unhold"], tier, g, e.req, number):
+                        self.give_back(rows, tier, g, block)
+                    continue
+                if lease is None and request is not None and block.owner is request:
+                    block.owner = None
+                elif not self.let_go(rows, g, block, record, lease, request):
+                    state.lose(tier, g, block)
+                    continue
+                if lease is not None:
+                    del block.leases[uid]
+                if block.writer is request:
+                    block.writer = None
+                if request is not None:
+                    request.held -= 1
+                if tails:
+                    self.together[g.index, number] = uid
+                # Most blocks stay findable: asked here, the call is saved.
+                if (seg := block.segment).stage in empty or unheld(pool, seg) < 0:
+                    self.give_back(rows, tier, g, block)
+            if request is not None and not (request.held or request.running):
+                self.close(request, "free")
+
+    def in_time(self, on: Bound, e: Free, number: int) -> bool:
+        """A free that was put off comes after what it waits for."""
+        where = (e.group, number)
+        waits = self.deferred.pop((e.req, *where), "")
+        runs = (waits in names for names in self.running)
+        return not waits or self.state.fire(on.other["waited_for"], *runs, segment=where)
 
     def let_go(
-        self,
-        rows: dict[str, Row],
-        g: GroupState,
-        block: Block,
-        record: Any,
-        lease: Any,
-        request: Request | None,
-        where: Place,
+        self, rows: dict[str, Row], g: GroupState, block: Block, record: Any, lease: Any, request: Request | None
     ) -> bool:
         """One reference ends by the row that its stage asks for."""
-        state, seg = self.state, block.segment
+        state, seg, row = self.state, block.segment, rows["let_go"]
         if lease is None:
-            return state.fire(rows["release"], seg, state.lease(), record, segment=where)
-        if lease.stage == self.candidate:
-            return state.fire(rows["drop"], seg, lease, record, segment=where)
-        running = request is not None and request.running
-        if running and request is not None and g.spec.reuse:
-            other = request.adopted.get((g.index, seg.start))
-            again = other is not None and other is not block and request.uid in other.leases
-            if not state.fire(rows["left_behind"], seg, g.low(request.at), again, segment=where):
-                return False
-        if lease.stage in self.hit:
-            return state.fire(rows["pass_by" if running else "release"], seg, lease, record, segment=where)
-        if lease.stage in self.writes:
-            return state.fire(rows["cancel"], seg, lease, record, segment=where) and state.fire(
-                rows["abort"], seg, lease, record, segment=where
-            )
-        row = rows["let_go"]
+            row, lease = rows["release"], state.lease()
+        elif (stage := lease.stage) == self.candidate:
+            row = rows["drop"]
+        else:
+            running = request is not None and request.running
+            if running and request is not None and g.spec.reuse:
+                other = request.adopted.get((g.index, seg.start)) if request.adopted else None
+                again = other is not None and other is not block and request.uid in other.leases
+                where = (g.spec.name, block.number)
+                if not state.fire(rows["left_behind"], seg, g.low(request.at), again, segment=where):
+                    return False
+            if stage in self.hit:
+                row = rows["pass_by" if running else "release"]
+            elif stage in self.writes:
+                where = (g.spec.name, block.number)
+                if not state.fire(rows["cancel"], seg, lease, record, segment=where):
+                    return False
+                row = rows["abort"]
         row.count += 1
-        if (index := row.call(state.pool, seg, lease, record)) < 0:
+        call = row.call
+        if (index := call(state.pool, seg, lease, record)) < 0:
             return True
-        state.refuse(row, index, (seg, lease, record), where)
-        return False
+        return state.refuse(row, index, (seg, lease, record), (g.spec.name, block.number))
 
-    def give_back(self, rows: dict[str, Row], tier: Tier, g: GroupState, block: Block, where: Place) -> None:
+    def give_back(self, rows: dict[str, Row], tier: Tier, g: GroupState, block: Block, where: Place = "") -> None:
         """What nobody holds and no entry names goes back to the pool."""
-        state, seg = self.state, block.segment
+        state, seg, pool = self.state, block.segment, tier.pool
         if seg.stage not in self.empty:
-            if self.unheld[g.index].test(tier.pool, seg) >= 0:
+            unheld = self.unheld[g.index].test
+            if unheld(pool, seg) >= 0:
                 return
             for row in (rows["retire"], rows["free"]):
                 row.count += 1
-                if (index := row.call(tier.pool, seg)) >= 0:
-                    state.refuse(row, index, (seg,), where, tier.pool)
+                call = row.call
+                if (index := call(pool, seg)) >= 0:
+                    state.refuse(row, index, (seg,), where or (g.spec.name, block.number), pool)
                     state.lose(tier, g, block)
                     return
         block.writer = block.owner = None
@@ -319,7 +331,7 @@ class Blocks:
         if state.fire(rows["retire"], seg, segment=where, pool=tier.pool) and state.fire(
             rows["free"], seg, segment=where, pool=tier.pool
         ):
-            self.give_back(rows, tier, g, block, where)
+            self.give_back(rows, tier, g, block)
         else:
             state.lose(tier, g, block)
 
@@ -347,4 +359,4 @@ class Blocks:
             if e.blocks:
                 self.clear(rows, device, g, block, (e.group, number))
             elif state.legal(rows["retire"], block.segment):
-                self.give_back(rows, device, g, block, (e.group, number))
+                self.give_back(rows, device, g, block)

@@ -1,6 +1,7 @@
 """Lookups, pins, and the way of a request through the hit protocol, most of which engines do not report."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any
 
 from hybridkv_ref.events import Agree, Lookup, Pin, Unpin, Vote
@@ -220,40 +221,42 @@ class Hits:
 
     # -- references ------------------------------------------------------------------------------------------------
 
-    def pin(self, e: Pin) -> None:
+    def pin(self, events: Iterable[Pin]) -> None:
         """A request pins its hit; any other holder takes references of its own."""
-        state, g = self.state, self.state.named(e.group)
-        tier, rows = state.tier(e.tier), self.on_pin.group[g.index]
-        request = state.requests.get(e.req)
-        if request is not None and request.lost:
-            state.skipped += 1
-            return
-        hit = request is not None and tier is state.device and request.record.stage == self.matched
-        own = self.written(request, g) if request is not None and request.running and tier is state.device else {}
-        for number in e.blocks:
-            block = state.block(tier, g, number, alive=True) if number != state.header.null else None
-            if block is None:
+        state, null = self.state, self.state.header.null
+        for e in events:
+            state.index += 1
+            g, tier, request = state.named(e.group), state.tier(e.tier), state.requests.get(e.req)
+            rows = self.on_pin.group[g.index]
+            if request is not None and request.lost:
+                state.skipped += 1
                 continue
-            where = (e.group, number)
-            if request is not None and own.get(block.segment.start, 0) == (block.content or -1):
-                self.adopt(rows["adopt"], g, block, request)
-                continue
-            if request is None or not hit:
-                if state.fire(rows["hold"], block.segment, segment=where, pool=tier.pool):
-                    self.holders.setdefault((e.req, e.tier, e.group, number), []).append(block)
-                else:
-                    state.lose(tier, g, block)
-                continue
-            lease, record = block.leases.get(request.uid), request.record
-            if lease is None:
-                lease = state.lease()
-                if not state.fire(rows["find"], block.segment, lease, record, segment=where):
-                    state.lose(tier, g, block)
+            hit = request is not None and tier is state.device and request.record.stage == self.matched
+            own = self.written(request, g) if request is not None and request.running and tier is state.device else {}
+            for number in e.blocks:
+                block = state.block(tier, g, number, alive=True) if number != null else None
+                if block is None:
                     continue
-                block.leases[request.uid] = lease
-                self.leases.setdefault(request.uid, []).append((g, block, lease))
-            if not state.fire(rows["pin"], block.segment, lease, record, segment=where):
-                state.lose(tier, g, block)
+                where = (e.group, number)
+                if request is not None and own.get(block.segment.start, 0) == (block.content or -1):
+                    self.adopt(rows["adopt"], g, block, request)
+                    continue
+                if request is None or not hit:
+                    if state.fire(rows["hold"], block.segment, segment=where, pool=tier.pool):
+                        self.holders.setdefault((e.req, e.tier, e.group, number), []).append(block)
+                    else:
+                        state.lose(tier, g, block)
+                    continue
+                lease, record = block.leases.get(request.uid), request.record
+                if lease is None:
+                    lease = state.lease()
+                    if not state.fire(rows["find"], block.segment, lease, record, segment=where):
+                        state.lose(tier, g, block)
+                        continue
+                    block.leases[request.uid] = lease
+                    self.leases.setdefault(request.uid, []).append((g, block, lease))
+                if not state.fire(rows["pin"], block.segment, lease, record, segment=where):
+                    state.lose(tier, g, block)
 
     def written(self, request: Request, g: GroupState) -> dict[int, int]:
         """What a running request holds of a group, by position: the content of its block."""
@@ -272,13 +275,16 @@ class Hits:
         else:
             self.state.lose(self.state.device, g, block)
 
-    def unpin(self, e: Unpin) -> None:
+    def unpin(self, events: Iterable[Unpin]) -> None:
         """A holder's reference ends."""
-        state, g = self.state, self.state.named(e.group)
-        tier, row = state.tier(e.tier), self.on_unpin.group[g.index]["unhold"]
-        for number in e.blocks:
-            if number != state.header.null:
-                self.unhold(row, tier, g, e.req, number)
+        state, null = self.state, self.state.header.null
+        for e in events:
+            state.index += 1
+            g, tier = state.named(e.group), state.tier(e.tier)
+            row = self.on_unpin.group[g.index]["unhold"]
+            for number in e.blocks:
+                if number != null:
+                    self.unhold(row, tier, g, e.req, number)
 
     def unhold(self, row: Row, tier: Tier, g: GroupState, name: str, number: int) -> bool:
         """One reference that was held under this name ends; whether it is known to have been of this block."""

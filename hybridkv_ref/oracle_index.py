@@ -1,9 +1,11 @@
 """The prefix index: entries come and go as a multiset, and what they say of their blocks."""
 
+from collections.abc import Iterable
+
 from hybridkv_ref.events import DEVICE, KeyPublish, KeyRemove, Measure
 from hybridkv_ref.oracle_blocks import Blocks
 from hybridkv_ref.oracle_choices import equal
-from hybridkv_ref.oracle_records import Block, GroupState, Tier
+from hybridkv_ref.oracle_records import Block, GroupState, Request, Row, Tier
 from hybridkv_ref.oracle_state import State
 
 Entry = Block | None
@@ -28,142 +30,168 @@ class Index:
             found = self.entries[key] = {}
         return found
 
-    def publish(self, e: KeyPublish) -> None:
+    def publish(self, events: Iterable[KeyPublish]) -> None:
         """From here on the blocks can be found under these keys."""
-        state, g, on = self.state, self.state.named(e.group), self.on_publish
-        tier, entries, parent = state.tier(e.tier), self.of(e.tier, g.index), e.parent
-        null, tree, numbers = state.header.null, "tree" in state.claims, e.blocks
+        state, on, null, tree = self.state, self.on_publish, self.state.header.null, "tree" in self.state.claims
+        pool, choices, unwritten, group, name = state.pool, state.choices.of, self.blocks.open, None, None
         not_null = on.other["not_null"]
-        if e.tokens is not None:
-            covered = len(e.keys) * g.spec.block
-            state.fire(on.other["dense"], e.tokens[1] - e.tokens[0], covered, segment=e.group)
-        if parent and tree:
-            count = len(entries.get(parent, ())) + (
-                len(self.of(DEVICE, g.index).get(parent, ())) if tier.name != DEVICE else 0
-            )
-            if not state.fire(on.other["parent_findable"], count, segment=(e.group, parent)):
-                return
-        if numbers and not g.states and not self.right_place(e, g, tier):
-            return
-        for place, key in enumerate(e.keys):
-            block: Entry = None
-            if numbers:
-                number = numbers[place] if place < len(numbers) else null
-                not_null.count += 1
-                if (index := not_null.call(state.pool, number == null)) >= 0:
-                    state.refuse(not_null, index, (number == null,), (e.group, number))
-                    continue
-                block = state.block(tier, g, number, alive=True)
-                if block is not None and not self.put(tier, g, block, key, e.at, entries):
-                    state.lose(tier, g, block)
-                    continue
+        not_null_call = not_null.call
+        for e in events:
+            state.index += 1
+            if e.group != group or e.tier != name:
+                group, name = e.group, e.tier
+                g, tier = state.named(group), state.tier(name)
+                entries, held, rows = self.of(name, g.index), tier.blocks[g.index], on.group[g.index]
+                found = self.found[g.index] if tier is state.device else None
+                publish, at_tier = rows["publish"], tier.pool
+                publish_call = publish.call
+            numbers, parent, at = e.blocks, e.parent, e.at
+            if e.tokens is not None:
+                covered = len(e.keys) * g.spec.block
+                state.fire(on.other["dense"], e.tokens[1] - e.tokens[0], covered, segment=group)
+            if tree and parent and not self.findable(tier, g, parent):
+                continue
+            if numbers and not g.states and not self.right_place(e, g, tier):
+                continue
+            for place, key in enumerate(e.keys):
+                block: Entry = None
+                live = entries.get(key)
+                if numbers:
+                    number = numbers[place] if place < len(numbers) else null
+                    not_null.count += 1
+                    if (index := not_null_call(pool, number == null)) >= 0:
+                        state.refuse(not_null, index, (number == null,), (group, number))
+                        continue
+                    if choices:
+                        state.choices.settle(tier, g, number, alive=True)
+                    block = held.get(number) or state.unnamed(tier, g, number)
                 if block is not None:
+                    seg, writer = block.segment, block.writer
+                    right = writer is None or seg.stage not in unwritten or self.commit(rows, g, block, writer)
+                    if right and (live or at >= 0):
+                        right = self.agrees(g, block, at, live)
+                    if right:
+                        publish.count += 1
+                        if (index := publish_call(at_tier, seg)) >= 0:
+                            right = state.refuse(publish, index, (seg,), (group, number), at_tier)
+                    if not right:
+                        state.lose(tier, g, block)
+                        continue
                     block.key = key
-            live = entries.get(key)
-            if live is None:
-                entries[key] = [block]
-            else:
-                live.append(block)
-            if parent and tree and block is not None:
-                self.parents[tier.name, g.index, key] = parent
-                for above in {tier.name, DEVICE}:
-                    self.blocks.below.setdefault((above, g.index, parent), []).append(block)
-            parent = key
+                    if found is not None and (content := block.content):
+                        found[content] = found.get(content, 0) + 1
+                if live is None:
+                    entries[key] = [block]
+                else:
+                    live.append(block)
+                if tree and parent and block is not None:
+                    self.parents[tier.name, g.index, key] = parent
+                    for above in {tier.name, DEVICE}:
+                        self.blocks.below.setdefault((above, g.index, parent), []).append(block)
+                parent = key
 
     def right_place(self, e: KeyPublish, g: GroupState, tier: Tier) -> bool:
         """The first block begins where the announced span does, and where the block that it continues ends."""
-        other, first, where = self.on_publish.other, tier.blocks[g.index].get(e.blocks[0]), (e.group, e.blocks[0])
+        first = tier.blocks[g.index].get(e.blocks[0])
         if first is None:
             return True
-        start = first.segment.start
-        right = e.tokens is None or self.state.fire(other["begins_there"], e.tokens[0], start, segment=where)
-        ends = {
-            b.segment.end for t in {tier.name, DEVICE} for b in self.of(t, g.index).get(e.parent, ()) if b is not None
-        }
-        end = start if start in ends else max(ends, default=start)
-        return (not ends or self.state.fire(other["continues"], start, end, segment=where)) and right
+        other, start, where, right = self.on_publish.other, first.segment.start, (e.group, e.blocks[0]), True
+        if e.tokens is not None:
+            right = self.state.fire(other["begins_there"], e.tokens[0], start, segment=where)
+        tiers = {tier.name, DEVICE} if e.parent else ()
+        ends = [b.segment.end for t in tiers for b in self.of(t, g.index).get(e.parent, ()) if b is not None]
+        if ends:
+            end = start if start in ends else max(ends)
+            right = self.state.fire(other["continues"], start, end, segment=where) and right
+        return right
 
-    def put(self, tier: Tier, g: GroupState, block: Block, key: str, at: int, entries: dict[str, list[Entry]]) -> bool:
-        """One entry: the writer is done if it was not, the content is that of the key's other entries."""
-        state, rows, other, seg = self.state, self.on_publish.group[g.index], self.on_publish.other, block.segment
-        where = (g.spec.name, block.number)
-        writer = block.writer
-        if seg.stage in self.blocks.open and writer is not None and writer.uid in block.leases:
-            lease, record = block.leases[writer.uid], writer.record
-            known = min(seg.end, record.accepted)
-            if known > seg.committed:
-                state.hidden += 1
-                state.fire(rows["accept_tokens"], seg, lease, record, known)
-            row = rows["commit"]
+    def findable(self, tier: Tier, g: GroupState, parent: str) -> bool:
+        """What an entry of a tree continues is in the index, of its tier or of the device."""
+        count = sum(len(self.of(name, g.index).get(parent, ())) for name in {tier.name, DEVICE})
+        return self.state.fire(self.on_publish.other["parent_findable"], count, segment=(g.spec.name, parent))
+
+    def commit(self, rows: dict[str, Row], g: GroupState, block: Block, writer: Request) -> bool:
+        """The writer of a block is done: what it wrote of what its request has accepted is the block's content."""
+        state, seg, record, lease = self.state, block.segment, writer.record, block.leases.get(writer.uid)
+        if lease is None:
+            return True
+        known = seg.end if seg.end < record.accepted else record.accepted
+        if known > seg.committed:
+            state.hidden += 1
+            row = rows["accept_tokens"]
             row.count += 1
-            if (index := row.call(state.pool, seg, lease, record)) >= 0:
-                state.refuse(row, index, (seg, lease, record), where)
-                return False
-            self.name_content(g, block)
-        if at >= 0 and not state.fire(other["at_label"], at, seg.end, segment=where):
-            return False
-        content = block.content
-        for recorded in entries.get(key, ()) if content else ():
-            if recorded is not None and recorded.content:
-                if not state.fire(other["same_content"], content, recorded.content, segment=where):
-                    return False
-                break
-        row = rows["publish"]
+            call = row.call
+            if (index := call(state.pool, seg, lease, record, known)) >= 0:
+                state.refuse(row, index, (seg, lease, record, known), "")
+        row = rows["commit"]
         row.count += 1
-        if (index := row.call(tier.pool, seg)) >= 0:
-            state.refuse(row, index, (seg,), where, tier.pool)
-            return False
-        if content and tier is state.device:
-            found = self.found[g.index]
-            found[content] = found.get(content, 0) + 1
+        call = row.call
+        if (index := call(state.pool, seg, lease, record)) >= 0:
+            return state.refuse(row, index, (seg, lease, record), (g.spec.name, block.number))
+        self.name_content(block, writer)
         return True
 
-    @staticmethod
-    def name_content(g: GroupState, block: Block) -> None:
-        """What the writer has written: its tokens up to the block's end, under its other inputs."""
-        writer = block.writer
-        if writer is not None:
-            block.tokens = writer.content(block.segment.end)
-            block.domain = writer.domain if block.tokens else 0
-            block.content = block.tokens ^ block.domain
+    def agrees(self, g: GroupState, block: Block, at: int, live: list[Entry] | None) -> bool:
+        """A block ends where its label says, and its content is that of the key's other entries (``live``)."""
+        state, other, where = self.state, self.on_publish.other, (g.spec.name, block.number)
+        if at >= 0 and not state.fire(other["at_label"], at, block.segment.end, segment=where):
+            return False
+        known = next((b.content for b in live or () if b is not None and b.content), 0) if block.content else 0
+        return not known or state.fire(other["same_content"], block.content, known, segment=where)
 
-    def remove(self, e: KeyRemove) -> None:
+    @staticmethod
+    def name_content(block: Block, writer: Request) -> None:
+        """What the writer has written: its tokens up to the block's end, under its other inputs."""
+        tokens = block.tokens = writer.content(block.segment.end)
+        domain = block.domain = writer.domain if tokens else 0
+        block.content = tokens ^ domain
+
+    def remove(self, events: Iterable[KeyRemove]) -> None:
         """Entries leave; a block that no other entry names and nobody holds is given back."""
-        state, g, on = self.state, self.state.named(e.group), self.on_remove
-        tier, entries = state.tier(e.tier), self.of(e.tier, g.index)
-        known, rows, tree, pool = on.other["known_entry"], on.group[g.index], "tree" in state.claims, state.pool
-        unpublish, tails = rows["unpublish"], "tails" in state.claims
-        for place, key in enumerate(e.keys):
-            live: list[Entry] = entries.get(key) or []
-            known.count += 1
-            if (index := known.call(pool, len(live))) >= 0:
-                state.refuse(known, index, (len(live),), (e.group, key))
-                continue
-            number = e.blocks[place] if place < len(e.blocks) else None
-            if number is not None and state.choices.of:
-                state.choices.settle(tier, g, number, alive=True)
-            place_of = self.choose(tier, g, live, number) if len(live) > 1 else 0
-            entry = live.pop(place_of)
-            if not live:
-                del entries[key]
-            if tree and not live:
-                below = self.blocks.below.get((e.tier, g.index, key), ())
-                state.fire(on.other["leaf"], len(below), segment=(e.group, key))
-            if tree:
-                self.forget_child(tier.name, g.index, key, entry, last=not live)
-            if entry is None or tier.blocks[g.index].get(entry.number) is not entry:
-                continue
-            where = (e.group, entry.number)
-            unpublish.count += 1
-            if (index := unpublish.call(tier.pool, entry.segment)) >= 0:
-                state.refuse(unpublish, index, (entry.segment,), where, tier.pool)
-                state.lose(tier, g, entry)
-                continue
-            self.lose_content(tier, g, entry)
-            if entry.segment.stage in self.blocks.fresh:
-                if tails and state.legal(self.blocks.unheld[g.index], entry.segment, pool=tier.pool):
-                    self.blocks.in_order(on.other["tail_first"], tier, g, entry, where)
-                self.blocks.give_back(rows, tier, g, entry, where)
+        state, on, claims = self.state, self.on_remove, self.state.claims
+        tree, tails, choices = "tree" in claims, "tails" in claims, state.choices.of
+        pool, group, name = state.pool, None, None
+        known = on.other["known_entry"]
+        known_call = known.call
+        for e in events:
+            state.index += 1
+            if e.group != group or e.tier != name:
+                group, name = e.group, e.tier
+                g, tier = state.named(group), state.tier(name)
+                entries, held, rows = self.of(name, g.index), tier.blocks[g.index], on.group[g.index]
+                unpublish = rows["unpublish"]
+                unpublish_call = unpublish.call
+            for place, key in enumerate(e.keys):
+                live: list[Entry] = entries.get(key) or []
+                known.count += 1
+                if (index := known_call(pool, len(live))) >= 0:
+                    state.refuse(known, index, (len(live),), (e.group, key))
+                    continue
+                number = e.blocks[place] if place < len(e.blocks) else None
+                if choices and number is not None:
+                    state.choices.settle(tier, g, number, alive=True)
+                place_of = self.choose(tier, g, live, number) if len(live) > 1 else 0
+                entry = live.pop(place_of)
+                if not live:
+                    del entries[key]
+                if tree:
+                    if not live:
+                        below = self.blocks.below.get((e.tier, g.index, key), ())
+                        state.fire(on.other["leaf"], len(below), segment=(e.group, key))
+                    self.forget_child(tier.name, g.index, key, entry, last=not live)
+                if entry is None or held.get(entry.number) is not entry:
+                    continue
+                seg = entry.segment
+                unpublish.count += 1
+                if (index := unpublish_call(tier.pool, seg)) >= 0:
+                    state.refuse(unpublish, index, (seg,), (e.group, entry.number), tier.pool)
+                    state.lose(tier, g, entry)
+                    continue
+                self.lose_content(tier, g, entry)
+                if seg.stage in self.blocks.fresh:
+                    if tails and state.legal(self.blocks.unheld[g.index], seg, pool=tier.pool):
+                        self.blocks.in_order(on.other["tail_first"], tier, g, entry, (e.group, entry.number))
+                    self.blocks.give_back(rows, tier, g, entry)
 
     def choose(self, tier: Tier, g: GroupState, live: list[Entry], number: int | None) -> int:
         """Which of several equal entries goes: the named one, else the one that nobody holds.
@@ -204,7 +232,7 @@ class Index:
     def lose_content(self, tier: Tier, g: GroupState, block: Block) -> None:
         """One findable block fewer holds this content."""
         found, content = self.found[g.index], block.content
-        count = found.get(content, 0) if tier is self.state.device else 0
+        count = found.get(content, 0) if content and tier is self.state.device else 0
         if count > 1:
             found[content] = count - 1
         elif count:

@@ -7,6 +7,9 @@ from hybridkv_ref.events import Agree, Decide, Event, Header, TransferBegin, Vot
 from hybridkv_ref.oracle import Oracle, Verdict
 from hybridkv_ref.paths import SPEC_DIR
 
+TIES = (Vote, Agree, Decide, TransferBegin)
+"""The events that tie instances together."""
+
 OPEN_TRANSFERS = 65536
 """Transfers of which one end was seen and the other may follow."""
 

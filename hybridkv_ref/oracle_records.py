@@ -72,18 +72,23 @@ def machine_of(tables: Tables, constants: tuple[tuple[str, int], ...]) -> Machin
 
 
 @lru_cache(maxsize=1024)
+def _type_of(cls: str, variables: tuple[str, ...]) -> type:
+    """Records of nothing but variables; one type for blocks of all groups, which the interpreter then reads alike."""
+    return type(cls, (), {"__slots__": variables})
+
+
+@lru_cache(maxsize=1024)
 def maker(machine: Machine, cls: str, kind: str, rigid: tuple[str, ...] = ()) -> Callable[..., Any]:
-    """A function that makes entities in their first stage, outside any list, by straight-line code.
+    """A function that makes records of entities in their first stage, by straight-line code.
 
     Its keyword arguments are the rigid variables that it sets.
     """
     variables = machine.tables.vars_of(cls, kind)
-    first: dict[str, Any] = {"cls": cls, "kind": kind, "name": kind or cls}
-    first |= {attribute(n): v.init for n, v in variables.items()}
     names = {attribute(n) for n in rigid}
-    lines = [f"def make({', '.join(sorted(names))}):", " e = new()", " e.refs = nothing"]
-    lines += [f" e.{n} = {n if n in names else repr(v)}" for n, v in first.items()]
-    space: dict[str, Any] = {"new": machine.types[cls, kind], "nothing": {}}
+    first = {attribute(n): repr(v.init) for n, v in variables.items()}
+    lines = [f"def make({', '.join(sorted(names))}):", " e = new()"]
+    lines += [f" e.{n} = {n if n in names else v}" for n, v in first.items()]
+    space: dict[str, Any] = {"new": _type_of(cls, tuple(first))}
     exec("\n".join([*lines, " return e"]), space)
     made: Callable[..., Any] = space["make"]
     return made

@@ -8,7 +8,6 @@ which a row was refused is *lost*, and nothing about it is judged until it is ta
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,25 +52,26 @@ def group_specs(header: Header, spec: Path = SPEC_DIR) -> tuple[GroupSpec, ...]:
     )
 
 
-@dataclass
 class State:
     """Everything that the oracle knows. ``hidden`` counts the rows of hidden steps."""
 
-    header: Header
-    spec: Path = SPEC_DIR
-    index: int = 0
-    event: str = ""
-    refusals: list[Refusal] = field(default_factory=list)
-    failed: set[str] = field(default_factory=set)
-    hidden: int = 0
-    peak: int = 1
-    skipped: int = 0
+    # Slots, because the interpreter looks up methods of larger objects anew at every call.
+    __slots__ = (
+        "_record", "_rigid", "alignment", "books", "by_name", "choices", "claims", "device", "ended", "epochs", "event",
+        "failed", "groups", "header", "hidden", "holding", "index", "lease", "machine", "map", "names", "peak", "pool",
+        "refusals", "requests", "skipped", "spec", "strides", "tables", "tiers", "uids", "unit",
+    )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        specs = group_specs(self.header, self.spec)
-        self.tables: Tables = oracle_tables(specs, self.spec)
-        self.map = load_event_map(self.spec)
-        self.claims = frozenset(self.header.capabilities)
+    def __init__(self, header: Header, spec: Path = SPEC_DIR) -> None:
+        self.header, self.spec = header, spec
+        self.index, self.event = 0, ""
+        self.refusals: list[Refusal] = []
+        self.failed: set[str] = set()
+        self.hidden, self.peak, self.skipped = 0, 1, 0
+        specs = group_specs(header, spec)
+        self.tables: Tables = oracle_tables(specs, spec)
+        self.map = load_event_map(spec)
+        self.claims = frozenset(header.capabilities)
         for claim in self.claims - self.map.capabilities.keys():
             raise InputError(
                 f"header: capabilities: no capability '{claim}' (known: {', '.join(self.map.capabilities)})"
@@ -191,18 +191,20 @@ class State:
         """
         if alive is not None and self.choices.of:
             self.choices.settle(tier, group, number, alive)
-        found = tier.blocks[group.index].get(number)
-        if found is None:
-            if number in tier.lost[group.index]:
-                self.skipped += 1
-                return None
-            spare = tier.spare[group.index]
-            if spare:
-                found = spare.pop()
-                found.number = number
-            else:
-                found = Block(number, tier.segment[group.index](group=group.index))
-            tier.blocks[group.index][number] = found
+        return tier.blocks[group.index].get(number) or self.unnamed(tier, group, number)
+
+    def unnamed(self, tier: Tier, group: GroupState, number: int) -> Block | None:
+        """An empty block for a number that has none; None if it is lost."""
+        if number in tier.lost[group.index]:
+            self.skipped += 1
+            return None
+        spare = tier.spare[group.index]
+        if spare:
+            found = spare.pop()
+            found.number = number
+        else:
+            found = Block(number, tier.segment[group.index](group=group.index))
+        tier.blocks[group.index][number] = found
         return found
 
     def rest(self, tier: Tier, group: GroupState, block: Block) -> None:
@@ -246,10 +248,10 @@ class State:
     def fire(self, row: Row, *arguments: Any, segment: Place = "", pool: Any = None) -> bool:
         """Fires a row; False, with a refusal noted, where a guard is false."""
         row.count += 1
-        if (index := row.call(pool or self.pool, *arguments)) < 0:
+        call = row.call
+        if (index := call(pool or self.pool, *arguments)) < 0:
             return True
-        self.refuse(row, index, arguments, segment, pool)
-        return False
+        return self.refuse(row, index, arguments, segment, pool)
 
     def legal(self, row: Row, *arguments: Any, pool: Any = None) -> bool:
         """Whether a row may be fired; it is not."""
@@ -265,8 +267,8 @@ class State:
         """The rows of every tier, fired or not."""
         return (row for tier in self.tiers.values() for _, row in tier.rows)
 
-    def refuse(self, row: Row, index: int, arguments: tuple[Any, ...], segment: Place, pool: Any = None) -> None:
-        """Notes a refusal."""
+    def refuse(self, row: Row, index: int, arguments: tuple[Any, ...], segment: Place, pool: Any = None) -> bool:
+        """Notes a refusal, and gives False, which is what the row's firing comes to."""
         event, where = row.event, segment if isinstance(segment, str) else f"{segment[0]}:{segment[1]}"
         guard, count = event.guards[index], len(event.roles)
         inputs = dict(zip(event.inputs, arguments[count:], strict=True))
@@ -275,3 +277,4 @@ class State:
         broken = (*self.map.broken(event, guard), *row.more)
         self.failed.update(broken)
         self.refusals.append(Refusal(self.index, self.event, event.id, broken, where, guard.text, values))
+        return False

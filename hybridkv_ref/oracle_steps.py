@@ -1,5 +1,6 @@
 """Steps: what a request writes and reads, dispatched and completed apart, and drafts that are accepted or refused."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from hybridkv_ref.events import Accept, Complete, Dispatch, Draft, Reject, Span
@@ -16,7 +17,7 @@ class Steps:
     """Steps in flight by name; ``windows`` are those that layers declared, ``replays`` graphs that run in a step."""
 
     def __init__(self, state: State, hits: Hits, blocks: Blocks) -> None:
-        self.state, self.hits, self.writes = state, hits, blocks.writes
+        self.state, self.hits, self.writes, self.lease = state, hits, blocks.writes, state.lease
         self.on = {name: state.bind(name) for name in ("dispatch", "complete", "accept", "reject")}
         self.steps: dict[str, list[Ran]] = {}
         self.at: dict[str, int] = {}
@@ -44,102 +45,114 @@ class Steps:
             if not state.fire(on.other["from_the_start"], start, segment=e.req):
                 state.lose_request(request)
                 return
-        for span in e.writes:
-            self.write(span, request, ran)
-        for span in e.reads:
-            self.read(span, request, ran)
+        self.write(e.writes, request, ran)
+        self.read(e.reads, request, ran)
 
-    def spans(self, span: Span) -> tuple[GroupState, bool]:
-        """The group of a span, and whether its indices are what they should be."""
-        state, g = self.state, self.state.named(span.group)
-        other = self.on["dispatch"].other
-        units = (span.unit == "token", span.unit == "group", span.unit == "entry", g.spec.ratio)
-        right = state.fire(other["index_type"], span.space == "group", segment=span.group)
-        right = state.fire(other["length_unit"], *units, segment=span.group) and right
-        declared = self.windows.get(span.layer, g.spec.window if span.layer < 0 and g.spec.window else -1)
-        if span.window >= 0 and declared >= 0:
-            right = state.fire(other["own_window"], span.window, declared, segment=span.group) and right
-        if span.layout and g.spec.layout:
-            right = state.fire(other["same_layout"], int(span.layout != g.spec.layout), segment=span.group) and right
-        return g, right
+    def right(self, spans: list[Span]) -> Iterator[tuple[Span, GroupState]]:
+        """The spans whose indices are what they should be, each with its group."""
+        state, other = self.state, self.on["dispatch"].other
+        index_type, length_unit, pool = other["index_type"], other["length_unit"], state.pool
+        type_call, unit_call, name = index_type.call, length_unit.call, None
+        for span in spans:
+            if span.group != name:
+                name = span.group
+                g = state.named(name)
+            right = True
+            space, unit, ratio = span.space == "group", span.unit, g.spec.ratio
+            index_type.count += 1
+            if (index := type_call(pool, space)) >= 0:
+                right = state.refuse(index_type, index, (space,), span.group)
+            token, group, entry = unit == "token", unit == "group", unit == "entry"
+            length_unit.count += 1
+            if (index := unit_call(pool, token, group, entry, ratio)) >= 0:
+                right = state.refuse(length_unit, index, (token, group, entry, ratio), span.group)
+            if span.window >= 0:
+                declared = self.windows.get(span.layer, g.spec.window if span.layer < 0 and g.spec.window else -1)
+                if declared >= 0:
+                    right = state.fire(other["own_window"], span.window, declared, segment=span.group) and right
+            if span.layout and g.spec.layout:
+                right = (
+                    state.fire(other["same_layout"], int(span.layout != g.spec.layout), segment=span.group) and right
+                )
+            if right:
+                yield span, g
 
-    def write(self, span: Span, request: Request, ran: list[Ran]) -> None:
-        """Appends the tokens of a span to its blocks."""
-        state, record = self.state, request.record
-        g, right = self.spans(span)
-        if not right:
-            return
-        rows, size, null = self.on["dispatch"].group[g.index], g.spec.block, state.header.null
-        append, issue, last = rows["append"], rows["dispatch"], 0
-        scale = g.spec.ratio if span.unit == "entry" else 1
-        lo, hi = span.lo * scale, span.hi * scale
-        if hi > record.accepted + request.drafts:
-            state.hidden += 1
-            state.fire(self.on["dispatch"].other["confirm"], record, hi - request.drafts)
-        pool, device = state.pool, state.device
-        for number in span.blocks:
-            block = state.block(device, g, number) if number != null else None
-            if block is None:
-                continue
-            seg = block.segment
-            where = (span.group, number)
-            lease = block.leases.get(request.uid)
-            if lease is None:
-                lease = state.lease()
-            elif lease.stage == self.kept and not state.fire(rows["write_on"], seg, lease, record, segment=where):
-                state.lose(device, g, block)
-                continue
-            last = seg.start + size
-            if not hi:
-                at, count = seg.end, seg.start + size - seg.end
-            else:
-                at = max(lo, seg.start)
-                # A state stands for all tokens up to its position: the last block of the span has the step's.
-                whole = g.states and number == span.blocks[-1]
-                count = (hi if whole else min(hi, seg.start + size)) - at
-            # Spelled out for speed, as in oracle_blocks.
-            append.count += 1
-            if (index := append.call(pool, seg, lease, record, at, count)) >= 0:
-                state.refuse(append, index, (seg, lease, record, at, count), where)
-                state.lose(device, g, block)
-                continue
-            issue.count += 1
-            if (index := issue.call(pool, seg, lease, record, seg.end)) >= 0:
-                state.refuse(issue, index, (seg, lease, record, seg.end), where)
-                state.lose(device, g, block)
-                continue
-            ran.append((g, block, lease, record, True))
-        if hi and last and not g.states and number != null:
-            state.fire(self.on["dispatch"].other["write_inside"], hi, last, segment=span.group)
-        request.at = max(request.at, hi)
+    def write(self, spans: list[Span], request: Request, ran: list[Ran]) -> None:
+        """Appends the tokens of spans to their blocks."""
+        state, record, null, uid, make = self.state, request.record, self.state.header.null, request.uid, self.lease
+        on, pool, device = self.on["dispatch"], state.pool, state.device
+        confirm, drafts, last, kept = on.other["confirm"], request.drafts, None, self.kept
+        confirm_call = confirm.call
+        for span, g in self.right(spans):
+            if g is not last:
+                last, rows, size, held, states = g, on.group[g.index], g.spec.block, device.blocks[g.index], g.states
+                append, issue = rows["append"], rows["dispatch"]
+                append_call, issue_call = append.call, issue.call
+            lo, hi, numbers, end = span.lo, span.hi, span.blocks, 0
+            if span.unit == "entry":
+                lo, hi = lo * g.spec.ratio, hi * g.spec.ratio
+            if (to := hi - drafts) > record.accepted:
+                state.hidden += 1
+                confirm.count += 1
+                if (index := confirm_call(pool, record, to)) >= 0:
+                    state.refuse(confirm, index, (record, to), "")
+            for number in numbers:
+                if number == null or (block := held.get(number) or state.unnamed(device, g, number)) is None:
+                    continue
+                seg = block.segment
+                lease = block.leases.get(uid) or make()
+                if lease.stage == kept and not state.fire(
+                    rows["write_on"], seg, lease, record, segment=(span.group, number)
+                ):
+                    state.lose(device, g, block)
+                    continue
+                start = seg.start
+                end = start + size
+                if not hi:
+                    at, count = seg.end, end - seg.end
+                else:
+                    at = lo if lo > start else start
+                    # A state stands for all tokens up to its position: the last block of the span has the step's.
+                    count = (hi if hi < end or (states and number == numbers[-1]) else end) - at
+                # Spelled out for speed, as in oracle_blocks.
+                append.count += 1
+                if (index := append_call(pool, seg, lease, record, at, count)) >= 0:
+                    state.refuse(append, index, (seg, lease, record, at, count), (span.group, number))
+                    state.lose(device, g, block)
+                    continue
+                issue.count += 1
+                if (index := issue_call(pool, seg, lease, record, seg.end)) >= 0:
+                    state.refuse(issue, index, (seg, lease, record, seg.end), (span.group, number))
+                    state.lose(device, g, block)
+                    continue
+                ran.append((g, block, lease, record, True))
+            if hi and end and not states and number != null:
+                state.fire(on.other["write_inside"], hi, end, segment=span.group)
+            if hi > request.at:
+                request.at = hi
 
-    def read(self, span: Span, request: Request, ran: list[Ran]) -> None:
+    def read(self, spans: list[Span], request: Request, ran: list[Ran]) -> None:
         """The blocks that a step reads, each up to where the span reaches."""
-        state, record = self.state, request.record
-        g, right = self.spans(span)
-        if not right:
-            return
-        issue, null = self.on["dispatch"].group[g.index]["dispatch"], state.header.null
-        scale = g.spec.ratio if span.unit == "entry" else 1
-        lo, hi, last = span.lo * scale, span.hi * scale, 0
-        if hi and not g.states and null in span.blocks:
-            self.nulls(g, span.blocks, lo, g.low(hi))
-        for number in span.blocks:
-            block = state.block(state.device, g, number) if number != null else None
-            if block is None:
-                continue
-            seg = block.segment
-            lease = block.leases.get(request.uid)
-            if lease is None:
-                lease = state.lease()
-            upto = seg.end if not hi else min(hi, seg.start + g.spec.block)
-            last = max(last, seg.start + g.spec.block)
-            if state.fire(issue, seg, lease, record, upto, segment=(span.group, number)):
-                ran.append((g, block, lease, record, False))
-            else:
-                state.lose(state.device, g, block)
-        if hi and last and not g.states:
-            state.fire(self.on["dispatch"].other["read_inside"], hi, last, segment=span.group)
+        state, record, null, device = self.state, request.record, self.state.header.null, self.state.device
+        for span, g in self.right(spans):
+            issue, size = self.on["dispatch"].group[g.index]["dispatch"], g.spec.block
+            scale = g.spec.ratio if span.unit == "entry" else 1
+            lo, hi, last = span.lo * scale, span.hi * scale, 0
+            if hi and not g.states and null in span.blocks:
+                self.nulls(g, span.blocks, lo, g.low(hi))
+            for number in span.blocks:
+                block = state.block(device, g, number) if number != null else None
+                if block is None:
+                    continue
+                seg, lease = block.segment, block.leases.get(request.uid) or self.lease()
+                upto = seg.end if not hi else min(hi, seg.start + size)
+                last = max(last, seg.start + size)
+                if state.fire(issue, seg, lease, record, upto, segment=(span.group, number)):
+                    ran.append((g, block, lease, record, False))
+                else:
+                    state.lose(device, g, block)
+            if hi and last and not g.states:
+                state.fire(self.on["dispatch"].other["read_inside"], hi, last, segment=span.group)
 
     def nulls(self, g: GroupState, blocks: list[int], lo: int, low: int) -> None:
         """Null blocks among those that a step reads from ``lo`` on."""
@@ -160,12 +173,20 @@ class Steps:
         at = self.at.pop(e.step, -1)
         if e.at >= 0 and at >= 0:
             state.fire(on.other["step_position"], e.at, at, segment=e.step)
+        pool, ok, last = state.pool, e.ok, None
         for g, block, lease, record, wrote in ran or ():
-            rows, seg = on.group[g.index], block.segment
-            for row in (rows["written"], rows["complete"]) if wrote and e.ok else (rows["complete"],):
-                row.count += 1
-                if (index := row.call(state.pool, seg, lease, record)) >= 0:
-                    state.refuse(row, index, (seg, lease, record), (g.spec.name, block.number))
+            if g is not last:
+                last, rows = g, on.group[g.index]
+                written, done = rows["written"], rows["complete"]
+                written_call, done_call = written.call, done.call
+            seg = block.segment
+            if wrote and ok:
+                written.count += 1
+                if (index := written_call(pool, seg, lease, record)) >= 0:
+                    state.refuse(written, index, (seg, lease, record), (g.spec.name, block.number))
+            done.count += 1
+            if (index := done_call(pool, seg, lease, record)) >= 0:
+                state.refuse(done, index, (seg, lease, record), (g.spec.name, block.number))
 
     # -- drafts ----------------------------------------------------------------------------------------------------
 

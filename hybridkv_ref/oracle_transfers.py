@@ -180,19 +180,19 @@ class Transfers:
         where = f"{g.spec.name}:{src}>{dst}"
         seg = source.segment
         if made.source.name.startswith(PEER) and seg.stage in self.blocks.empty:
-            own = made.request is not None and target.writer is made.request
-            at = told_at if told_at >= 0 else target.segment.start if own else 0
+            own = made.request if target.writer is made.request else None
+            at = told_at if told_at >= 0 else target.segment.start if own is not None else 0
             told = state.books.group[g.index]["told"]
             state.fire(told, seg, at, at + g.spec.block, segment=where, pool=made.source.pool)
-            if own:
-                source.writer = made.request
-                self.index.name_content(g, source)
+            if own is not None:
+                source.writer = own
+                self.index.name_content(source, own)
         elif seg.stage in self.blocks.open and source.writer is not None:
             lease = source.leases.get(source.writer.uid)
             if lease is None or not state.fire(rows["commit"], seg, lease, source.writer.record, segment=where):
                 state.lose(made.source, g, source)
                 return None
-            self.index.name_content(g, source)
+            self.index.name_content(source, source.writer)
         writer = target.writer
         if writer is not None and target.segment.stage in self.blocks.open and writer.uid in target.leases:
             lease = target.leases[writer.uid]
@@ -312,7 +312,7 @@ class Transfers:
         target.tokens = target.domain = target.content = 0
         if owner is not None and owner.running and not owner.lost:
             start = target.segment.start
-            self.blocks.take(on.group[g.index]["admit"], g, target, owner, owner.record, start, target.number)
+            self.blocks.take(on.group[g.index]["admit"], g, target, owner, owner.record, start)
             owner.held -= 1
 
     def cancel(self, e: TransferCancel) -> None:

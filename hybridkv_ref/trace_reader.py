@@ -5,17 +5,19 @@ What was read before a fault is given first; the fault then is one InputError wi
 
 import gzip
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import msgspec
 
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.events import Event, Header
 
-CHUNK = 1 << 20
+CHUNK = 1 << 16
+"""Bytes that are read at once: what they hold is judged while it is still in the processor's cache."""
+
 LONGEST = 64 << 20
 """Bytes that a line may have."""
 
@@ -48,9 +50,38 @@ def _unpacked(path: str) -> IO[bytes]:
             import zstandard
         except ImportError:
             raise InputError(f"{path}:1: needs the package zstandard to be read (pip install zstandard)") from None
-        unpacked: IO[bytes] = zstandard.open(path, "rb")
-        return unpacked
+        return cast("IO[bytes]", _Zstd(Path(path).open("rb"), zstandard.ZstdDecompressor().decompressobj))
     return Path(path).open("rb")
+
+
+class _Zstd:
+    """What zstd frames hold; EOFError for a file that ends inside one, which the library's own reader does not tell."""
+
+    PIECE = 1 << 11
+    """Packed bytes that are unpacked at once, which bounds what comes of them: 64 MiB of equal bytes at most."""
+
+    def __init__(self, file: IO[bytes], new_frame: Callable[[], Any]) -> None:
+        self.file, self.new_frame, self.frame = file, new_frame, new_frame()
+        self.rest, self.inside = b"", False
+
+    def __enter__(self) -> "_Zstd":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def read(self, _size: int) -> bytes:
+        """What the next piece holds; nothing at the end."""
+        while packed := self.rest or self.file.read(self.PIECE):
+            found: bytes = self.frame.decompress(packed)
+            self.rest, self.inside = b"", not self.frame.eof
+            if self.frame.eof:
+                self.rest, self.frame = self.frame.unused_data, self.new_frame()
+            if found:
+                return found
+        if self.inside:
+            raise EOFError("the file ends inside a zstd frame")
+        return b""
 
 
 class TraceReader:
@@ -83,14 +114,12 @@ class TraceReader:
         return data
 
     def _first_line(self) -> bytes:
-        while b"\n" not in self.rest:
-            data = self._chunk()
-            if not data:
-                break
-            self.rest += data
-            if len(self.rest) > LONGEST:
+        pieces = [self._chunk()]
+        while pieces[-1] and b"\n" not in pieces[-1]:
+            if self.read > LONGEST:
                 raise InputError(f"{self.place}:1: longer than {LONGEST >> 20} MiB")
-        line, _, self.rest = self.rest.partition(b"\n")
+            pieces.append(self._chunk())
+        line, _, self.rest = b"".join(pieces).partition(b"\n")
         return line
 
     def batches(self) -> Iterator[tuple[int, list[Event]]]:

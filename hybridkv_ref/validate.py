@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,9 @@ import msgspec
 from hybridkv_ref.collector import collector_paused
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.events import Event, Header
-from hybridkv_ref.oracle import FINE, Oracle, Verdict
+from hybridkv_ref.oracle import Oracle
 from hybridkv_ref.oracle_coverage import Coverage, Outcome, merged
-from hybridkv_ref.oracle_joint import Joint
+from hybridkv_ref.oracle_joint import TIES, Joint
 from hybridkv_ref.oracle_records import Refusal
 from hybridkv_ref.oracle_tables import oracle_hash
 from hybridkv_ref.paths import SPEC_DIR
@@ -31,6 +33,11 @@ LAST = 1000
 
 Progress = Callable[[int, int], None]
 Check = Callable[[Sequence[Event]], bool]
+_INSTANCE = attrgetter("instance")
+
+
+def _ties(event: Event) -> bool:
+    return isinstance(event, TIES)
 
 
 class FirstRefusal(msgspec.Struct, frozen=True):
@@ -98,45 +105,58 @@ class Run:
         """Whether this pass judges an instance."""
         return self.parts == 1 or zlib.crc32(instance.encode()) % self.parts == self.part
 
-    def feed(self, first: int, events: list[Event], keep: bool) -> None:
-        """Feeds a batch whose first event stands in line ``first``."""
-        oracles, line, count = self.oracles, first, 0
-        try:
-            for line, event in enumerate(events, first):
-                instance = event.instance
-                if instance and self.part == 0:
+    def feed(self, line: int, events: list[Event], keep: bool) -> None:
+        """Feeds a batch whose first event stands in this line."""
+        for instance, run in groupby(events, _INSTANCE):
+            if not instance or self.part:
+                line += self.judge(instance, line, list(run), keep)
+                continue
+            for ties, part in groupby(run, _ties):
+                if not ties:
+                    line += self.judge(instance, line, list(part), keep)
+                    continue
+                for event in part:
                     self.together(line, event)
-                oracle = oracles.get(instance)
-                if oracle is None:
-                    if not self.mine(instance):
-                        continue
-                    oracle = self.oracle(instance)
-                verdict = oracle.feed(event)
-                if keep:
-                    self.last[instance].append(event)
-                if verdict is not FINE:
-                    self.note(line, event, verdict)
-                count += 1
+                    line += self.judge(instance, line, [event], keep)
+
+    def judge(self, instance: str, line: int, events: list[Event], keep: bool) -> int:
+        """Feeds events of one instance, the first of which stands in this line; gives how many they are."""
+        oracle, fed = self.oracles.get(instance), len(events)
+        if oracle is None:
+            if not self.mine(instance):
+                return fed
+            oracle = self.oracle(instance)
+        before = oracle.seen + 1
+        try:
+            for refusal in oracle.judge(events):
+                place = refusal.index - before
+                self.note(line + place, events[place], refusal)
         except InputError as error:
-            raise InputError(f"{line}: {error}") from None
+            fed = oracle.seen - before
+            raise InputError(f"{line + fed}: {error}") from None
         finally:
-            self.count += count
+            self.count += fed
+            if keep:
+                self.last[instance].extend(events[:fed])
+        return fed
 
     def together(self, line: int, event: Event) -> None:
         """Feeds an event of a named instance to the joint pass."""
         if self.joint is None:
             self.joint = Joint(self.header, self.spec)
-        verdict = self.joint.feed(event)
-        if verdict.refusals:
-            self.note(line, event, verdict)
-
-    def note(self, line: int, event: Event, verdict: Verdict) -> None:
-        """Keeps the first refusal of each fault, which says most, and counts all."""
-        self.total += len(verdict.refusals)
+        try:
+            verdict = self.joint.feed(event)
+        except InputError as error:
+            raise InputError(f"{line}: {error}") from None
         for refusal in verdict.refusals:
-            if refusal.fault not in self.named:
-                self.named.add(refusal.fault)
-                self.refused.append((line, event.instance, refusal, event))
+            self.note(line, event, refusal)
+
+    def note(self, line: int, event: Event, refusal: Refusal) -> None:
+        """Keeps the first refusal of each fault, which says most, and counts all."""
+        self.total += 1
+        if refusal.fault not in self.named:
+            self.named.add(refusal.fault)
+            self.refused.append((line, event.instance, refusal, event))
 
     def results(self) -> list[Coverage]:
         """The coverage of each oracle."""

@@ -213,7 +213,7 @@ def test_an_unknown_variable_of_an_entity_is_no_silent_attribute() -> None:
     _, segment, _, request = leased(ORDINARY)
     with pytest.raises(AttributeError):
         segment.pinns = 1
-    with pytest.raises(AttributeError, match="has no variable"):
+    with pytest.raises(AttributeError, match="no attribute 'pinned'"):
         _ = request.pinned
 
 

@@ -7,9 +7,11 @@ import json
 import random
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import zstandard
 from helpers import copy_oracle_spec, edit
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,7 +50,8 @@ def illegal(legal: tuple[Header, list[Event]]) -> tuple[Header, list[Event]]:
 
 def write(path: Path, trace: tuple[Header, list[Event]]) -> Path:
     data = encode_trace(*trace)
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    packed = {".gz": gzip.compress(data), ".zst": zstandard.compress(data)}
+    path.write_bytes(packed.get(path.suffix, data))
     return path
 
 
@@ -61,7 +64,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 # ---- verdicts --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
+@pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz", "trace.jsonl.zst"])
 def test_a_legal_trace_is_clean(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], legal: tuple[Header, list[Event]], name: str
 ) -> None:
@@ -242,7 +245,51 @@ def test_a_cut_gzip_file_says_so_after_what_it_held(
     assert "truncated or damaged" in run(capsys, path)[2]
 
 
-def test_zstd_is_read_or_asked_for(
+def test_zstd_in_several_frames_is_read_whole(tmp_path: Path, legal: tuple[Header, list[Event]]) -> None:
+    data = encode_trace(*legal)
+    path = tmp_path / "trace.jsonl.zst"
+    for places in ((), (1000,), (0, 5, len(data) - 5)):
+        parts = [data[a:b] for a, b in pairwise((0, *places, len(data)))]
+        path.write_bytes(b"".join(map(zstandard.compress, parts)))
+        assert read_trace(str(path)) == legal
+
+
+@pytest.mark.parametrize("cut", [1, 3, 50, 2000])
+def test_a_cut_zstd_file_says_so_after_what_it_held(
+    tmp_path: Path, legal: tuple[Header, list[Event]], cut: int
+) -> None:
+    # The first frame is whole and ends with a line: only the frame that is cut says that something is missing.
+    header, events = legal
+    path = tmp_path / "trace.jsonl.zst"
+    rest = zstandard.compress(encode_trace(header, events).split(b"\n", 1)[1])
+    path.write_bytes(zstandard.compress(encode_trace(header, events)) + rest[:-cut])
+    found = list[Event]()
+    with open_trace(str(path)) as (stream, _):
+        reader = TraceReader(stream, str(path))
+
+        def read_on() -> None:
+            for _, batch in reader.batches():
+                found.extend(batch)
+
+        with pytest.raises(InputError, match=r"truncated|not an event"):
+            read_on()
+    assert found[: len(events)] == events
+    assert found[len(events) :] == events[: len(found) - len(events)]
+
+
+def test_what_is_no_zstd_says_so_after_what_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.jsonl.zst"
+    path.write_bytes(b"no zstd at all")
+    assert f"{path}:1: truncated or damaged: zstd" in run(capsys, path)[2]
+    path.write_bytes(zstandard.compress(encode_trace(HEADER, [Io(4096)])) + b"no zstd at all")
+    code, _, err = run(capsys, path)
+    assert code == 2
+    assert f"{path}:3: truncated or damaged: zstd" in err
+    path.write_bytes(b"")
+    assert f"{path}:1: empty; expected a header" in run(capsys, path)[2]
+
+
+def test_zstd_without_its_package_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "trace.jsonl.zst"
