@@ -12,7 +12,8 @@ import time
 import warnings
 from typing import Any
 
-from hybridkv_ref.adapters.sglang_driver import MODELS, Driver
+from hybridkv_ref.adapters.sglang_driver import Driver
+from hybridkv_ref.adapters.sglang_workload import MODELS
 
 warnings.filterwarnings("ignore")
 
