@@ -17,10 +17,11 @@ from functools import cache as once
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from hybridkv_ref import events as ev
 from hybridkv_ref.adapters.sglang import Attached
-from hybridkv_ref.adapters.sglang_build import build, prepare
+from hybridkv_ref.adapters.sglang_build import build
 from hybridkv_ref.adapters.sglang_records import Life
 from hybridkv_ref.adapters.sglang_runner import Worker
 from hybridkv_ref.adapters.sglang_workload import Prompts, geometry, judge, sizes
@@ -116,10 +117,9 @@ def driven_class() -> type:
             self.max_running_requests, self.max_queued_requests = RUNNING, None
             self.max_req_len = self.max_req_input_len = self.driver.longest
             self.pad_input_ids_func, self._war_barrier_enabled = None, False
-            for name in ("tp", "attn_tp", "attn_cp", "dp_tp"):
-                setattr(self, f"{name}_group", ALONE)
-                setattr(self, f"{name}_cpu_group", None)
-            self.pp_group = self.world_group = ALONE
+            for name in GROUPS:
+                setattr(self, name, ALONE)
+                setattr(self, name.replace("_group", "_cpu_group"), None)
             context.get_context().override("driver", pp_max_micro_batch_size=RUNNING)
 
     return Driven
@@ -130,6 +130,13 @@ ALONE = SimpleNamespace(
     is_last_rank=True, ranks=[0],
 )  # fmt: skip
 """A group of one process."""
+
+GROUPS = ("world_group", "tp_group", "pp_group", "attn_tp_group", "attn_cp_group", "dp_tp_group")
+RANKS = (
+    "tp_rank", "pp_rank", "moe_ep_rank", "moe_dp_rank", "moe_tp_rank", "attn_tp_rank", "attn_cp_rank", "dcp_rank",
+    "attn_dcp_rank", "attn_dp_rank", "dp_rank",
+)  # fmt: skip
+"""Ranks of the only process."""
 
 
 class Watched(Attached):
@@ -197,6 +204,7 @@ class SchedulerDriver:
         self.missing = self.attached.missing
         self.worker = worker(self.cache, 0 if self.cache.supports_mamba() else window - 1)
         self.prompts = Prompts(self.chance, size.room, self.scale)
+        self.kept = ExitStack()
         self.scheduler = schedule(self, size, overlap)
         self.loop = self.scheduler.event_loop_overlap if overlap else self.scheduler.event_loop_normal
         self.fed = self.ending = False
@@ -340,16 +348,22 @@ def schedule(driver: SchedulerDriver, size: Any, overlap: bool) -> Any:
             chunked_prefill_size=driver.chunk, max_running_requests=RUNNING, disable_cuda_graph=True, **driver.options,
         )  # fmt: skip
         context.publish(args, role="scheduler")
-        result = module.kv_cache_builder.KVCacheBuildResult(
-            is_hybrid_swa=not driver.cache.supports_mamba(), is_hybrid_ssm=driver.cache.supports_mamba(),
-            sliding_window_size=getattr(driver.cache, "sliding_window_size", None),
-            full_tokens_per_layer=size.pages * driver.page, swa_tokens_per_layer=size.window_pages * driver.page,
-            req_to_token_pool=driver.cache.req_to_token_pool, disable_radix_cache=False, tree_cache=driver.cache,
-            token_to_kv_pool_allocator=driver.cache.token_to_kv_pool_allocator,
-        )  # fmt: skip
-        old, module.kv_cache_builder.build_kv_cache = module.kv_cache_builder.build_kv_cache, lambda **_: result
-        try:
-            ranks = len(inspect.signature(module.Scheduler.__init__).parameters) - 3
-            return kind(args, SimpleNamespace(nccl_port=0), *[0] * (ranks - 1), *[None][:ranks])
-        finally:
-            module.kv_cache_builder.build_kv_cache = old
+        states = driver.cache.supports_mamba()
+        wanted = {
+            "is_hybrid_swa": not states, "is_hybrid_ssm": states, "disable_radix_cache": False,
+            "sliding_window_size": getattr(driver.cache, "sliding_window_size", None),
+            "full_tokens_per_layer": size.pages * driver.page, "swa_tokens_per_layer": size.window_pages * driver.page,
+            "req_to_token_pool": driver.cache.req_to_token_pool, "tree_cache": driver.cache,
+            "token_to_kv_pool_allocator": driver.cache.token_to_kv_pool_allocator,
+        }  # fmt: skip
+        result = module.kv_cache_builder.KVCacheBuildResult(**wanted)
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(module.kv_cache_builder, "build_kv_cache", lambda **_: result))
+            given = inspect.signature(module.Scheduler.__init__).parameters
+            if "tp_rank" in given:  # else the process groups tell
+                return kind(args, SimpleNamespace(nccl_port=0), *[0] * (len(given) - 4), None)
+            for name in ("init_parallel_runtime", "init_layer_runtime"):
+                stack.enter_context(patch.object(module.bootstrap, name, lambda **_: None))
+            alone = dict.fromkeys(RANKS, 0) | dict.fromkeys(GROUPS[:-1], ALONE)
+            driver.kept.enter_context(context.get_parallel().override(**alone))
+            return kind(args, SimpleNamespace(nccl_port=0))
