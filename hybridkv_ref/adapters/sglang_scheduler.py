@@ -24,6 +24,7 @@ from hybridkv_ref.adapters.sglang import Attached
 from hybridkv_ref.adapters.sglang_build import build
 from hybridkv_ref.adapters.sglang_records import Life
 from hybridkv_ref.adapters.sglang_runner import Worker
+from hybridkv_ref.adapters.sglang_tree import FULL, WINDOW
 from hybridkv_ref.adapters.sglang_workload import Prompts, geometry, judge, sizes
 from hybridkv_ref.adapters.vllm_runner import VOCABULARY
 from hybridkv_ref.events import Drain, Event
@@ -140,7 +141,11 @@ RANKS = (
 
 
 class Watched(Attached):
-    """A scheduler's cache: steps may overlap, and each ends when its result is processed."""
+    """A scheduler's cache: steps may overlap, and each ends when its result is processed.
+
+    The device runs them in order, so what a request gives back under a step of its own is overwritten after that step:
+    its steps are told as done first.
+    """
 
     def __init__(self, cache: Any, header: ev.Header, driver: "SchedulerDriver") -> None:
         super().__init__(cache, header, driver.hear)
@@ -164,6 +169,11 @@ class Watched(Attached):
     def _dispatch(self, life: Life, lo: int, hi: int, reads: list[ev.Span]) -> None:
         super()._dispatch(life, lo, hi, reads)
         self.flying.setdefault(life.req.rid, deque()).append(life.step)
+
+    def _let_go(self, life: Life, kept: list[set[int]]) -> None:
+        if any(life.held[group].keys() - kept[group] for group in (FULL, WINDOW)):
+            self._complete(life)
+        super()._let_go(life, kept)
 
     def _complete(self, life: Life) -> None:
         while steps := self.flying.get(life.req.rid):
