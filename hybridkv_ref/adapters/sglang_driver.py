@@ -17,14 +17,17 @@ from hybridkv_ref.oracle import Oracle
 from hybridkv_ref.oracle_records import Refusal
 
 class Driver:
-    """Drives one cache for a model; ``pages`` and ``window_pages`` of its pools, default: room for a few requests."""
+    """Drives one cache for a model; ``pages`` and ``window_pages`` of its pools, default: room for a few requests.
 
-    def __init__(self, name: str, seed: int, pages: int = 0, window_pages: int = 0) -> None:
+    ``kind``: the cache's class, where a release has several.
+    """
+
+    def __init__(self, name: str, seed: int, pages: int = 0, window_pages: int = 0, kind: str = "") -> None:
         self.chance = random.Random(seed)
         model, window, self.page = geometry(name)
         size = sizes(window, self.page, pages, window_pages)
         self.scale, self.longest = max(self.page // 2, 1), size.longest
-        self.cache, self.header = build(model, self.page, size.pages, size.window_pages, size.longest)
+        self.cache, self.header = build(model, self.page, size.pages, size.window_pages, size.longest, kind)
         from sglang.srt.managers import schedule_batch
         from sglang.srt.mem_cache import allocation, common
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams

@@ -193,17 +193,20 @@ class Watched(Attached):
 class SchedulerDriver:
     """Arrivals, aborts, pauses and resets around a real Scheduler.
 
-    ``overlap``: a step is launched before the result of the one before is processed. Other options are the engine's own.
+    ``overlap``: a step is launched before the result of the one before is processed. ``kind``: the cache's class, the one
+    that the engine's registry takes where nothing is said. Other options are the engine's own.
     """
 
-    def __init__(self, name: str, seed: int, overlap: bool = False, **options: Any) -> None:
+    def __init__(
+        self, name: str, seed: int, overlap: bool = False, kind: str = "UnifiedRadixCache", **options: Any
+    ) -> None:
         self.chance, self.options = random.Random(seed), options
         model, window, self.page = geometry(name)
         size = sizes(window, self.page)
         self.scale = max(self.page // 2, 1)
         self.room, self.longest = size.room, size.longest
         self.chunk = 16 * max(self.scale, self.page)
-        self.cache, self.header = build(model, self.page, size.pages, size.window_pages, size.longest)
+        self.cache, self.header = build(model, self.page, size.pages, size.window_pages, size.longest, kind)
         self.oracle = Oracle(self.header)
         self.trail: list[Event] = []
         self.refusals: list[Refusal] = []
