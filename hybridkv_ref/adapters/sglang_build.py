@@ -68,6 +68,8 @@ def prepare() -> None:
             if above:
                 setattr(sys.modules[above], last, made)
     os.environ.setdefault("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
+    if os.access(sys.prefix, os.W_OK):  # releases build an extension of one name from different sources
+        os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.path.join(sys.prefix, "torch_extensions"))
     paged = importlib.import_module(f"{MEMORY}.allocator.paged")
     naive = paged.alloc_extend_naive
 
@@ -80,8 +82,13 @@ def prepare() -> None:
     vars(paged).update(alloc_extend_kernel=_Kernel(extend), alloc_decode_kernel=_Kernel(decode))
     # Settings of a server that was never started, at their defaults.
     spec, serving = SimpleNamespace(speculative_algorithm=None), SimpleNamespace(strip_thinking_cache=False)
+    settings(get_spec=lambda: spec, get_serving=lambda: serving)
+
+
+def settings(**given: Callable[[], Any]) -> None:
+    """Where the caches' calls get a server's settings from."""
     for name in (f"{MEMORY}.common", "sglang.srt.managers.schedule_batch"):
-        vars(importlib.import_module(name)).update(get_spec=lambda: spec, get_serving=lambda: serving)
+        vars(importlib.import_module(name)).update(given)
 
 
 def cache_class(kind: str = "") -> type:

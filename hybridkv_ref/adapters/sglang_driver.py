@@ -19,11 +19,13 @@ from hybridkv_ref.oracle_records import Refusal
 class Driver:
     """Drives one cache for a model; ``pages`` and ``window_pages`` of its pools, default: room for a few requests.
 
-    ``kind``: the cache's class, where a release has several.
+    ``kind``: the cache's class, where a release has several. ``extra``: keys that callers give.
     """
 
-    def __init__(self, name: str, seed: int, pages: int = 0, window_pages: int = 0, kind: str = "") -> None:
-        self.chance = random.Random(seed)
+    def __init__(
+        self, name: str, seed: int, pages: int = 0, window_pages: int = 0, kind: str = "", extra: tuple[str, ...] = ("e",)
+    ) -> None:
+        self.chance, self.extra = random.Random(seed), extra
         model, window, self.page = geometry(name)
         size = sizes(window, self.page, pages, window_pages)
         self.scale, self.longest = max(self.page // 2, 1), size.longest
@@ -66,8 +68,9 @@ class Driver:
         self.count += 1
         salt = "s" if c.random() < 0.1 else None
         adapter = "a" if c.random() < 0.1 else None
+        extra = c.choice(self.extra) if c.random() < 0.1 else None
         made = self.engine.Req(
-            f"r{self.count}", "", array("q", tokens), self.sampling, extra_key=adapter, cache_salt=salt
+            f"r{self.count}", "", array("q", tokens), self.sampling, extra_key=extra, lora_id=adapter, cache_salt=salt
         )
         self.limits[made.rid] = c.randint(2, 40) + (self.window if c.random() < 0.1 else 0)
         self.waiting.append(made)

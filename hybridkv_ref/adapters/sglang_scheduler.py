@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 from hybridkv_ref import events as ev
 from hybridkv_ref.adapters.sglang import Attached
-from hybridkv_ref.adapters.sglang_build import build
+from hybridkv_ref.adapters.sglang_build import build, settings
 from hybridkv_ref.adapters.sglang_records import Life
 from hybridkv_ref.adapters.sglang_runner import Worker
 from hybridkv_ref.adapters.sglang_tree import FULL, WINDOW
@@ -308,7 +308,7 @@ class SchedulerDriver:
         made = TokenizedGenerateReqInput(
             rid=f"r{self.stats['arrived']}.", input_text="", input_ids=array("q", self.prompts.draw()), input_embeds=None,
             mm_inputs=None, token_type_ids=None, sampling_params=limits, return_logprob=False, logprob_start_len=-1,
-            top_logprobs_num=0, token_ids_logprob=None, stream=False, extra_key="a" if c.random() < 0.1 else None,
+            top_logprobs_num=0, token_ids_logprob=None, stream=False, extra_key="e" if c.random() < 0.1 else None,
             cache_salt="s" if c.random() < 0.1 else None, **chosen,
         )  # fmt: skip
         self.scheduler.handle_generate_request(made)
@@ -361,6 +361,7 @@ def schedule(driver: SchedulerDriver, size: Any, overlap: bool) -> Any:
             chunked_prefill_size=driver.chunk, max_running_requests=RUNNING, disable_cuda_graph=True, **driver.options,
         )  # fmt: skip
         context.publish(args, role="scheduler")
+        settings(get_spec=context.get_spec, get_serving=context.get_serving)
         states = driver.cache.supports_mamba()
         wanted = {
             "is_hybrid_swa": not states, "is_hybrid_ssm": states, "disable_radix_cache": False,
