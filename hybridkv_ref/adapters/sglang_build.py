@@ -69,7 +69,7 @@ def prepare() -> None:
                 setattr(sys.modules[above], last, made)
     os.environ.setdefault("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
     if os.access(sys.prefix, os.W_OK):  # releases build an extension of one name from different sources
-        os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.path.join(sys.prefix, "torch_extensions"))
+        os.environ.setdefault("TORCH_EXTENSIONS_DIR", f"{sys.prefix}/torch_extensions")
     paged = importlib.import_module(f"{MEMORY}.allocator.paged")
     naive = paged.alloc_extend_naive
 
@@ -110,9 +110,7 @@ def with_states(model: Model, page: int) -> bool:
     return shapes[1] == "state"
 
 
-def build(
-    model: Model, page: int, pages: int, window_pages: int, longest: int, kind: str = ""
-) -> tuple[Any, Header]:
+def build(model: Model, page: int, pages: int, window_pages: int, longest: int, kind: str = "") -> tuple[Any, Header]:
     """A real cache for a model of full attention and one window, events on, and the header of its trace.
 
     ``pages`` and ``window_pages`` are the pages of ``page`` tokens of the two pools, the padding page not counted;

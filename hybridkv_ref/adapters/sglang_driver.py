@@ -16,6 +16,7 @@ from hybridkv_ref.events import Drain, Event
 from hybridkv_ref.oracle import Oracle
 from hybridkv_ref.oracle_records import Refusal
 
+
 class Driver:
     """Drives one cache for a model; ``pages`` and ``window_pages`` of its pools, default: room for a few requests.
 
@@ -23,7 +24,13 @@ class Driver:
     """
 
     def __init__(
-        self, name: str, seed: int, pages: int = 0, window_pages: int = 0, kind: str = "", extra: tuple[str, ...] = ("e",)
+        self,
+        name: str,
+        seed: int,
+        pages: int = 0,
+        window_pages: int = 0,
+        kind: str = "",
+        extra: tuple[str, ...] = ("e",),
     ) -> None:
         self.chance, self.extra = random.Random(seed), extra
         model, window, self.page = geometry(name)

@@ -1,9 +1,9 @@
 """A model worker without a model: it writes fingerprints where SGLang's Scheduler has one write keys and values.
 
-It knows of the cache what a real one knows: the rows of requests, the slots that a batch writes, where the window's slots
-stand beside those of full attention, which states are copied or cleared. Each pool has a shadow of 8 bytes per slot. What
-is written for a position stands for all tokens up to it; what a step reads is compared with what its request is made of,
-and so are the input tokens. A batch runs when it is launched, in order, as on a device.
+It knows of the cache what a real one knows: the rows of requests, the slots that a batch writes, where the window's
+slots stand beside those of full attention, which states are copied or cleared. Each pool has a shadow of 8 bytes per
+slot. What is written for a position stands for all tokens up to it; what a step reads is compared with what its
+request is made of, and so are the input tokens. A batch runs when it is launched, in order, as on a device.
 """
 
 from typing import Any

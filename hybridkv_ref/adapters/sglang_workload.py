@@ -1,4 +1,4 @@
-"""What SGLang's drivers have in common: the models and their sizes, prompts by chance, a hit judged against the longest.
+"""What SGLang's drivers have in common: the models and their sizes, prompts by chance, hits judged.
 
 The requests share prefixes and come again; the pools are so small that they take pages from each other.
 """
@@ -95,9 +95,7 @@ class Prompts:
         return tokens
 
 
-def judge(
-    oracle: Oracle, attached: Attached, req: Any, used: int, stats: Counter[str], lost: Counter[str]
-) -> None:
+def judge(oracle: Oracle, attached: Attached, req: Any, used: int, stats: Counter[str], lost: Counter[str]) -> None:
     """The engine's hit against the longest one; tokens that it gives up go by the group that ends its hit."""
     known = oracle.state.requests.get(req.rid)
     if known is None or known.lost:

@@ -26,10 +26,7 @@ PATCHES: dict[str, Places] = {
             (
                 (
                     "    self.extra_key = extra_key\n",
-                    (
-                        "    mark = chr(lora_id is not None)\n"
-                        "    self.extra_key = extra_key and mark + extra_key\n"
-                    ),
+                    ("    mark = chr(lora_id is not None)\n    self.extra_key = extra_key and mark + extra_key\n"),
                 ),
             ),
         ),

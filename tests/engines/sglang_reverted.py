@@ -8,17 +8,15 @@ stands for. A fix whose place this release does not have is left out.
 """
 
 import argparse
-import functools
 import importlib
 import importlib.util
 import json
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vllm_planting import Change, changed, rewritten
+from vllm_planting import Change, changed
 
 from hybridkv_ref.adapters.engine_suite import play
 from hybridkv_ref.adapters.sglang_build import MEMORY, prepare
@@ -26,8 +24,8 @@ from hybridkv_ref.adapters.sglang_driver import Driver
 from hybridkv_ref.adapters.sglang_scheduler import SchedulerDriver
 
 Make = Callable[[str, int], Any]
-SMALL, STATES = "gpt-oss-20b:9@1", "qwen3-next-80b-a3b@1"
-OLDER, SCHEDULE = partial(Driver, kind="SWARadixCache"), "sglang.srt.managers"
+SMALL = "gpt-oss-20b:9@1"
+OLDER = partial(Driver, kind="SWARadixCache")
 
 FIXES: dict[str, tuple[str, str, Make, str, str, Change]] = {}
 """number -> (what the fix does, model, driver, module:class or module:, attribute, old -> undone)."""
@@ -43,12 +41,6 @@ def undo(
     return enter
 
 
-undo("29354", "a request that is not admitted forgets the state that it was to copy", f"{SCHEDULE}.scheduler:Scheduler",
-     "_get_new_batch_prefill_raw", STATES, SchedulerDriver)(
-    rewritten(("                req.kv.mamba_cow_src_index = None\n                req.kv.mamba_needs_clear = False\n",
-               ""))
-)  # fmt: skip
-
 @undo("29352", "a node whose full attention is locked keeps its slots when its window comes back",
       f"{MEMORY}.swa_radix_cache:SWARadixCache", "_recover_tombstone_keeping_locked_full", make=OLDER)  # fmt: skip
 def _(old: Any) -> Any:
@@ -61,8 +53,8 @@ def _(old: Any) -> Any:
     return recover
 
 
-@undo("31486", "what a request gave back while it decoded is not stored as there", f"{MEMORY}.swa_radix_cache:SWARadixCache",
-      "insert", make=OLDER)  # fmt: skip
+@undo("31486", "what a request gave back while it decoded is not stored as there",
+      f"{MEMORY}.swa_radix_cache:SWARadixCache", "insert", make=OLDER)  # fmt: skip
 def _(old: Any) -> Any:
     def insert(self: Any, params: Any) -> Any:
         params.swa_evicted_seqlen = 0
@@ -74,9 +66,13 @@ def _(old: Any) -> Any:
 undo("27586", "a slot whose window is gone has no entry beside it", f"{MEMORY}.allocator.swa:SWATokenToKVPoolAllocator",
      "clear_full_to_swa_mapping")(lambda old: lambda self, full_indices: None)  # fmt: skip
 
-undo("10317", "keys hold what sets a request apart", f"{MEMORY}.radix_cache:RadixKey", "child_key_at")(
-    rewritten(("return plain if self.extra_key is None else (self.extra_key, plain)", "return plain"))
-)
+
+@undo("10317", "keys hold what sets a request apart", f"{MEMORY}.radix_cache:RadixKey", "__init__")
+def _(old: Any) -> Any:
+    def make(self: Any, token_ids: Any, extra_key: Any = None, *args: Any, **kwargs: Any) -> None:
+        old(self, token_ids, None, *args, **kwargs)
+
+    return make
 
 
 @undo("36135", "what is freed in a group is what was the window's then, not at the group's end",
@@ -123,11 +119,7 @@ def hunt(number: str, steps: int = 600, seeds: int = 3) -> dict[str, Any] | None
     if owner is None:
         return None
     found: dict[str, Any] = {"fix": number, "what": what, "model": model, "driver": name(make), "steps": 0}
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(changed(owner, attribute, change))
-        except SystemExit:
-            return None
+    with changed(owner, attribute, change):
         for seed in range(1, seeds + 1):
             played = play(make, model, "without the fix", seed, steps).played
             found["steps"] += played.steps
@@ -141,8 +133,8 @@ def hunt(number: str, steps: int = 600, seeds: int = 3) -> dict[str, Any] | None
 
 def name(make: Make) -> str:
     """The driver in words."""
-    options = make.keywords if isinstance(make, functools.partial) else {}
-    base = make.func if isinstance(make, functools.partial) else make
+    options = make.keywords if isinstance(make, partial) else {}
+    base = make.func if isinstance(make, partial) else make
     return " ".join([base.__name__, *(f"{key}={value}" for key, value in options.items())])
 
 

@@ -1,8 +1,8 @@
 """SGLang 0.5.20, 0.5.23: with --strip-thinking-cache a request that was retracted gives back what the tree holds.
 
-A retracted request computes its answer again as a part of its prompt, and the tree takes it. At its end only the prompt
-counts as its own (``effective_kv_committed_len``), and all behind it goes back to the pool. Exits 1 where slots are free
-that the tree still names, or where the cache's own assertion ends the process first.
+A retracted request computes its answer again as a part of its prompt, and the tree takes it. At its end only the
+prompt counts as its own, and all behind it goes back to the pool. Exits 1 where slots are free that the tree still
+names, or where the cache's own assertion ends the process first.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""SGLang 0.5.20, 0.5.23: with --enable-mixed-chunk a prompt is admitted to window slots that the running requests need next.
+"""SGLang 0.5.20, 0.5.23: with --enable-mixed-chunk a prompt gets window slots that the running requests need.
 
 ``PrefillAdder`` takes the tokens of the running requests, which decode in the same batch, off what is left for full
 attention and not off what is left for the window. Exits 1 where the batch it admits cannot get its slots.
@@ -45,7 +45,9 @@ req = Req("r", "", array("q", range(PROMPT)), SamplingParams(max_new_tokens=1))
 req.init_next_round_input(cache)
 adder.rem_chunk_tokens = PROMPT  # room in the batch is not what is short
 adder.add_one_req(req, has_chunked_req=False, truncation_align_size=None)
-print(f"{type(cache).__name__}: {FREE} window slots, {DECODING} needed to decode; prompt of {PROMPT} admitted:", end=" ")
+print(
+    f"{type(cache).__name__}: {FREE} window slots, {DECODING} needed to decode; prompt of {PROMPT} admitted:", end=" "
+)
 print(bool(adder.can_run_list))
 try:
     for count in (PROMPT, DECODING) if adder.can_run_list else (DECODING,):
