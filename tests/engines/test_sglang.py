@@ -100,6 +100,13 @@ def test_planted_faults_are_named(in_sglang: RunIn) -> None:
     assert [one["fault"] for one in hunted if not one["named"]] == []
 
 
+def test_reuse_given_up_is_named(in_sglang: RunIn) -> None:
+    """Where hits are made too short, the group that ends them is told."""
+    [one] = lines(in_sglang("sglang_faults.py", "--shorter"))
+    assert list(one["lost"]) == ["window"]
+    assert one["lost"]["window"] > 0
+
+
 @pytest.fixture(scope="module")
 def scheduled(in_sglang: RunIn) -> list[dict[str, Any]]:
     """The real Scheduler in each way, for two models."""
