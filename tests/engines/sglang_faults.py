@@ -271,7 +271,7 @@ def planted(name: str) -> Iterator[bool]:
         setattr(owner, attribute, old)
 
 
-def hunt(name: str, steps: int = 400, seeds: int = 3) -> dict[str, Any] | None:
+def hunt(name: str, steps: int = 400, seeds: int = 8) -> dict[str, Any] | None:
     """Drives the engine with this fault until the oracle refuses something."""
     model, rules = FAULTS[name][:2]
     stopped, total = "", 0

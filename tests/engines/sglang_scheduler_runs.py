@@ -59,15 +59,6 @@ def _(old: Any) -> Any:
     return slide
 
 
-@fault("a request that is retracted stays in the batch", schedule_batch.ScheduleBatch, "filter_batch")
-def _(old: Any) -> Any:
-    def keep(self: Any, *args: Any, keep_indices: Any = None, **kwargs: Any) -> None:
-        if keep_indices is None:
-            old(self, *args, **kwargs)
-
-    return keep
-
-
 @fault("a chunk is not handed to the tree", scheduler.Scheduler, "stash_chunked_request")
 def _(old: Any) -> Any:
     return lambda self, req: None
@@ -111,7 +102,7 @@ def run(model: str, how: str, seed: int, steps: int) -> dict[str, Any]:
     }
 
 
-def hunt(name: str, steps: int = 300, seeds: int = 2) -> dict[str, Any]:
+def hunt(name: str, steps: int = 300, seeds: int = 8) -> dict[str, Any]:
     """Drives the engine with a fault until something is found."""
     how, owner, attribute, change = FAULTS[name]
     old = vars(schedule_batch).get("free_swa_out_of_window_slots")
