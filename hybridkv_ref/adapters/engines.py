@@ -68,13 +68,13 @@ def _vllm() -> EngineKind:
 
 
 def _sglang() -> EngineKind:
-    from hybridkv_ref.adapters import sglang_driver
+    from hybridkv_ref.adapters import sglang_driver, sglang_scheduler, sglang_workload
 
     return EngineKind(
         package="sglang",
-        models=sglang_driver.MODELS,
-        check=sglang_driver.geometry,
-        drivers={"cache": sglang_driver.Driver},
+        models=sglang_workload.MODELS,
+        check=sglang_workload.geometry,
+        drivers={"cache": sglang_driver.Driver, "scheduler": sglang_scheduler.SchedulerDriver},
         variables={"HF_HUB_OFFLINE": "1"},
     )
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from hybridkv_ref import events as ev
 from hybridkv_ref.adapters.sglang_features import STORES, missing_features, rules_of
-from hybridkv_ref.adapters.sglang_records import Life, Lock, receipt_of
+from hybridkv_ref.adapters.sglang_records import Life, Lock, domain_of, receipt_of
 from hybridkv_ref.adapters.sglang_tree import FULL, STATE, WINDOW, Entry, Tree
 from hybridkv_ref.events import Event, Header
 from hybridkv_ref.paths import SPEC_DIR
@@ -190,9 +190,7 @@ class Attached:
         life = self.lives.get(req.rid)
         if life is None:
             tokens = self._tokens(req)
-            domain = {"adapter": req.extra_key} if req.extra_key else {}
-            domain |= {"salt": req.cache_salt} if req.cache_salt else {}
-            self.sink(ev.Arrive(req.rid, len(tokens), self._ids(tokens), domain))
+            self.sink(ev.Arrive(req.rid, len(tokens), self._ids(tokens), domain_of(req)))
             life = self.lives[req.rid] = Life(req, len(tokens))
         return life
 

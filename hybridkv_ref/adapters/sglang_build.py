@@ -68,6 +68,8 @@ def prepare() -> None:
             if above:
                 setattr(sys.modules[above], last, made)
     os.environ.setdefault("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
+    if os.access(sys.prefix, os.W_OK):  # releases build an extension of one name from different sources
+        os.environ.setdefault("TORCH_EXTENSIONS_DIR", f"{sys.prefix}/torch_extensions")
     paged = importlib.import_module(f"{MEMORY}.allocator.paged")
     naive = paged.alloc_extend_naive
 
@@ -80,17 +82,22 @@ def prepare() -> None:
     vars(paged).update(alloc_extend_kernel=_Kernel(extend), alloc_decode_kernel=_Kernel(decode))
     # Settings of a server that was never started, at their defaults.
     spec, serving = SimpleNamespace(speculative_algorithm=None), SimpleNamespace(strip_thinking_cache=False)
+    settings(get_spec=lambda: spec, get_serving=lambda: serving)
+
+
+def settings(**given: Callable[[], Any]) -> None:
+    """Where the caches' calls get a server's settings from."""
     for name in (f"{MEMORY}.common", "sglang.srt.managers.schedule_batch"):
-        vars(importlib.import_module(name)).update(get_spec=lambda: spec, get_serving=lambda: serving)
+        vars(importlib.import_module(name)).update(given)
 
 
-def cache_class() -> type:
-    """The radix cache of this release; InputError where it has none that is known."""
+def cache_class(kind: str = "") -> type:
+    """The radix cache of this release, or the one of a name; InputError where it has none that is known."""
     for name, module in CACHES.items():
-        if importlib.util.find_spec(f"{MEMORY}.{module}") is not None:
+        if kind in ("", name) and importlib.util.find_spec(f"{MEMORY}.{module}") is not None:
             found: type = getattr(importlib.import_module(f"{MEMORY}.{module}"), name)
             return found
-    raise InputError(f"{MEMORY}: none of {', '.join(CACHES)}")
+    raise InputError(f"{MEMORY}: none of {kind or ', '.join(CACHES)}")
 
 
 def with_states(model: Model, page: int) -> bool:
@@ -103,22 +110,23 @@ def with_states(model: Model, page: int) -> bool:
     return shapes[1] == "state"
 
 
-def build(model: Model, page: int, pages: int, window_pages: int, longest: int) -> tuple[Any, Header]:
+def build(model: Model, page: int, pages: int, window_pages: int, longest: int, kind: str = "") -> tuple[Any, Header]:
     """A real cache for a model of full attention and one window, events on, and the header of its trace.
 
     ``pages`` and ``window_pages`` are the pages of ``page`` tokens of the two pools, the padding page not counted;
-    ``longest`` is the most tokens of a request. InputError for another geometry.
+    ``longest`` is the most tokens of a request. ``kind``: a cache's class where the release has several; for states
+    the one of their own comes first. InputError for another geometry.
     """
     states = with_states(model, page)
     prepare()
     if states:
-        return _with_states(page, pages, window_pages, longest), describe(model, page, pages, window_pages)
+        return _with_states(page, pages, window_pages, longest, kind), describe(model, page, pages, window_pages)
     import torch
 
     init, memory = (importlib.import_module(f"{MEMORY}.{m}") for m in ("cache_init_params", "memory_pool"))
     kept = importlib.import_module(f"{MEMORY}.swa_memory_pool")
     allocator = importlib.import_module(f"{MEMORY}.allocator.swa").SWATokenToKVPoolAllocator
-    cls = cache_class()
+    cls = cache_class(kind)
     missing_features(cls)
     span = next(g.span for g in model.groups if g.span) or 1
     sizes = {"size": pages * page, "size_swa": window_pages * page, "page_size": page}
@@ -139,7 +147,7 @@ def build(model: Model, page: int, pages: int, window_pages: int, longest: int) 
     return cls(init.CacheInitParams(**wanted)), describe(model, page, pages, window_pages)
 
 
-def _with_states(page: int, pages: int, states: int, longest: int) -> Any:
+def _with_states(page: int, pages: int, states: int, longest: int, kind: str) -> Any:
     """A real cache of full attention and states; ``page`` 1 only, as the engine has it without a buffer of its own."""
     import torch
 
@@ -167,11 +175,11 @@ def _with_states(page: int, pages: int, states: int, longest: int) -> Any:
         "disable": False, "req_to_token_pool": rows, "token_to_kv_pool_allocator": slots, "page_size": page,
         "enable_kv_cache_events": True,
     }  # fmt: skip
-    try:
+    if not kind and importlib.util.find_spec(f"{MEMORY}.mamba_radix_cache") is not None:
         module = importlib.import_module(f"{MEMORY}.mamba_radix_cache")
         cls = module.MambaRadixCache
-    except ImportError:
-        cls = importlib.import_module(f"{MEMORY}.unified_radix_cache").UnifiedRadixCache
+    else:
+        cls = cache_class("UnifiedRadixCache")
         module = importlib.import_module(f"{MEMORY}.unified_cache.components.mamba")
         kinds = importlib.import_module(f"{MEMORY}.unified_cache.component_type").ComponentType
         wanted["tree_components"] = (kinds.FULL, kinds.MAMBA)

@@ -9,59 +9,34 @@ from array import array
 from collections import Counter
 from typing import Any
 
-import msgspec
-
 from hybridkv_ref.adapters.sglang import Attached
-from hybridkv_ref.adapters.sglang_build import build, with_states
-from hybridkv_ref.errors import InputError
+from hybridkv_ref.adapters.sglang_build import build
+from hybridkv_ref.adapters.sglang_workload import Prompts, geometry, judge, sizes
 from hybridkv_ref.events import Drain, Event
-from hybridkv_ref.models import Model, load_model
 from hybridkv_ref.oracle import Oracle
 from hybridkv_ref.oracle_records import Refusal
 
-MODELS = (
-    "gpt-oss-20b:9@1",
-    "gpt-oss-20b:9@4",
-    "gpt-oss-20b:4@2",
-    "gpt-oss-20b@16",
-    "gemma-3-27b@64",
-    "qwen3-next-80b-a3b@1",
-)
-"""After a colon: another window than the model's. After @: tokens of a page."""
-
-
-def geometry(name: str) -> tuple[Model, int, int]:
-    """A model, with another window where the name says so; the window; tokens of a page.
-
-    InputError where a number is none, and for groups that the cache does not have.
-    """
-    base, at, page = name.partition("@")
-    base, colon, given = base.partition(":")
-    for mark, said in ((colon, given), (at, page)):
-        if mark and not (said.isdecimal() and int(said)):
-            raise InputError(f"--model {name}: expected a number of tokens above 0 after '{mark}'")
-    model = load_model(base)
-    if with_states(model, int(page or 1)) and given:
-        raise InputError(f"--model {name}: no group of it has a window")
-    window = int(given) if given else max(g.span or 1 for g in model.groups)
-    groups = [msgspec.structs.replace(g, window=window) if g.span else g for g in model.groups]
-    return msgspec.structs.replace(model, groups=tuple(groups)), window, int(page or 1)
-
 
 class Driver:
-    """Drives one cache for a model; ``pages`` and ``window_pages`` of its pools, default: room for a few requests."""
+    """Drives one cache for a model; ``pages`` and ``window_pages`` of its pools, default: room for a few requests.
 
-    def __init__(self, name: str, seed: int, pages: int = 0, window_pages: int = 0) -> None:
-        self.chance = random.Random(seed)
+    ``kind``: the cache's class, where a release has several. ``extra``: keys that callers give.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        seed: int,
+        pages: int = 0,
+        window_pages: int = 0,
+        kind: str = "",
+        extra: tuple[str, ...] = ("e",),
+    ) -> None:
+        self.chance, self.extra = random.Random(seed), extra
         model, window, self.page = geometry(name)
-        self.span = -(-window // self.page)
-        pages, window_pages = pages or 110 + 6 * self.span, window_pages or 45 + 5 * self.span
-        if self.page > 1:
-            pages, window_pages = pages // 2, window_pages * 3 // 4
-        self.room = min(pages, window_pages) * self.page
-        self.scale = max(self.page // 2, 1)
-        self.longest = self.room + 2 * window + 100
-        self.cache, self.header = build(model, self.page, pages, window_pages, self.longest)
+        size = sizes(window, self.page, pages, window_pages)
+        self.scale, self.longest = max(self.page // 2, 1), size.longest
+        self.cache, self.header = build(model, self.page, size.pages, size.window_pages, size.longest, kind)
         from sglang.srt.managers import schedule_batch
         from sglang.srt.mem_cache import allocation, common
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
@@ -77,11 +52,10 @@ class Driver:
         self.slots = self.cache.token_to_kv_pool_allocator
         self.by_node = hasattr(self.cache, "cache_unfinished_req")
         self.window, self.states = window - 1, self.cache.supports_mamba()
-        self.stems = [[self.chance.randrange(1 << 16) for _ in range(self.room)] for _ in range(3)]
+        self.prompts = Prompts(self.chance, size.room, self.scale)
         self.waiting: list[Any] = []
         self.running: list[Any] = []
         self.locks: list[tuple[Any, Any]] = []
-        self.past: list[list[int]] = []
         self.limits: dict[str, int] = {}
         self.count = 0
         self.stats: Counter[str] = Counter()
@@ -96,25 +70,14 @@ class Driver:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def arrive(self) -> None:
-        """A request: one that came before, a part of one, or a new end after a shared beginning."""
-        c = self.chance
-        if self.past and c.random() < 0.4:
-            tokens = list(c.choice(self.past))
-            if c.random() < 0.4:
-                tokens = tokens[: c.randint(1, len(tokens))]
-            if c.random() < 0.4:
-                tokens += [c.randrange(1 << 16) for _ in range(c.randint(1, 12 * self.scale))]
-        else:
-            stem = c.choice(self.stems)
-            cut = c.randint(0, self.room // 3)
-            tokens = stem[:cut] + [c.randrange(1 << 16) for _ in range(c.randint(1, 12 * self.scale))]
-        tokens = tokens[: self.room // 2]
-        self.past = [*self.past[-5:], tokens]
+        """A request, some under a salt or an adapter."""
+        c, tokens = self.chance, self.prompts.draw()
         self.count += 1
         salt = "s" if c.random() < 0.1 else None
         adapter = "a" if c.random() < 0.1 else None
+        extra = c.choice(self.extra) if c.random() < 0.1 else None
         made = self.engine.Req(
-            f"r{self.count}", "", array("q", tokens), self.sampling, extra_key=adapter, cache_salt=salt
+            f"r{self.count}", "", array("q", tokens), self.sampling, extra_key=extra, lora_id=adapter, cache_salt=salt
         )
         self.limits[made.rid] = c.randint(2, 40) + (self.window if c.random() < 0.1 else 0)
         self.waiting.append(made)
@@ -137,7 +100,7 @@ class Driver:
         req = self.waiting[0]
         req.init_next_round_input(self.cache)
         used = len(req.prefix_indices) if self.by_node else req.prefix_len
-        self.judge(req, used)
+        judge(self.oracle, self.attached, req, used, self.stats, self.lost)
         if self.chance.random() < 0.3:
             self.unlock(req.last_node, self.lock(req.last_node))
         count = min(self.size(req) - used, self.chance.choice((self.size(req), 16 * self.scale, 8 * self.scale)))
@@ -272,19 +235,6 @@ class Driver:
             self.cache.dec_lock_ref(node, held)
         else:
             self.cache.unlock(held)
-
-    def judge(self, req: Any, used: int) -> None:
-        """The engine's hit against the longest one."""
-        if self.oracle.state.requests[req.rid].lost:
-            return
-        best = self.oracle.expected_hit(req.rid).r
-        self.stats["lookups"] += 1
-        self.stats["hit_tokens"] += used
-        self.stats["best_tokens"] += best
-        if used != best:
-            self.stats["longer" if used > best else "shorter"] += 1
-            self.stats["lost_tokens"] += max(best - used, 0)
-            self.lost["?"] += max(best - used, 0)
 
     def step(self) -> None:
         """One step of the engine, and what comes and goes beside it."""

@@ -29,6 +29,7 @@ OF_WINDOW = "early release of the window"
 OPTIONAL: dict[str, tuple[Calls, ...]] = {
     OF_WINDOW: (
         {"dec_swa_lock_only": ("node", "params")},
+        {"dec_swa_lock_only": ("node_id", "params")},
         {"release_swa_prefix_lock": ("req",), "release_swa": ("lock",)},
     ),
     "eviction for an allocation": ({"evict_for_alloc": ("params",)},),

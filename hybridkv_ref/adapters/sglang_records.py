@@ -33,3 +33,10 @@ class Life:
 def receipt_of(req: Any) -> Any:
     """What the scheduler keeps of a request's lock."""
     return getattr(req, "lock_receipt", None) or getattr(getattr(req, "lock", None), "receipt", None)
+
+
+def domain_of(req: Any) -> dict[str, str]:
+    """Who may share a request's prefix: the engine joins an adapter's id to the key that a caller gave."""
+    adapter, extra = req.lora_id or "", req.extra_key or ""
+    said = {"adapter": adapter, "extra": extra.removesuffix(adapter), "salt": req.cache_salt or ""}
+    return {name: value for name, value in said.items() if value}

@@ -100,6 +100,15 @@ class Tree:
             todo += [(child, above, depth) for child in node.children.values()]
         return found
 
+    def reach(self, named: dict[int, Entry], tokens: list[int], space: tuple[Any, ...]) -> int:
+        """How many of these tokens the entries of one group hold from the first on."""
+        above = 0
+        for at in range(0, len(tokens), self.page):
+            above = hash((above, tuple(tokens[at : at + self.page]), *(() if at else space)))
+            if above not in named:
+                return at
+        return len(tokens)
+
     def free(self) -> list[list[int]]:
         """The free pages of each group's pool, as often as they are free."""
         if self.states:

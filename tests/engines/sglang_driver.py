@@ -12,7 +12,8 @@ import time
 import warnings
 from typing import Any
 
-from hybridkv_ref.adapters.sglang_driver import MODELS, Driver
+from hybridkv_ref.adapters.sglang_driver import Driver
+from hybridkv_ref.adapters.sglang_workload import MODELS
 
 warnings.filterwarnings("ignore")
 
@@ -20,7 +21,7 @@ warnings.filterwarnings("ignore")
 def drive(a: argparse.Namespace, model: str, seed: int) -> dict[str, Any]:
     """One run until its end or the first refusal."""
     begun = time.process_time()
-    driver = Driver(model, seed, a.pages, a.window_pages)
+    driver = Driver(model, seed, a.pages, a.window_pages, a.cache)
     done = 0
     while done < a.steps and not driver.refusals:
         driver.step()
@@ -55,6 +56,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
     parser.add_argument("--pages", type=int, default=0, help="of full attention's pool")
     parser.add_argument("--window-pages", type=int, default=0, help="of the window's pool")
+    parser.add_argument("--cache", default="", help="the cache's class, where a release has several")
     parser.add_argument("--show", type=int, default=0, help="events to print before a refusal")
     a = parser.parse_args()
     refused = 0

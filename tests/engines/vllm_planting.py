@@ -40,7 +40,7 @@ def rewritten(*pairs: tuple[str, str]) -> Change:
                 raise SystemExit(f"{old.__qualname__}: {source.count(before)} places for {before!r}")
             source = source.replace(before, after)
         made: dict[str, Any] = {}
-        exec(source, vars(sys.modules[old.__module__]), made)
+        exec("from __future__ import annotations\n" + source, vars(sys.modules[old.__module__]), made)
         return made[old.__name__]
 
     return change
