@@ -90,6 +90,7 @@ def parser() -> argparse.ArgumentParser:
         help="real: the reference allocator's arenas and files",
     )
     sub.add_argument("--io-bandwidth", metavar="RATE", help="bytes per second of loads, e.g. 25GB/s")
+    sub.add_argument("--events", type=Path, metavar="FILE", help="write what it does, for hybridkv validate")
     sub.add_argument("--workload", choices=WORKLOADS, default=DEFAULT_WORKLOAD, help="what to generate without a trace")
     sub.add_argument("--requests", type=int, default=1000, help="how many to generate")
     sub.add_argument("--seed", type=int, default=0)

@@ -12,6 +12,7 @@ from hybridkv_ref.terminal import progress_bar, size, write_whole
 if TYPE_CHECKING:
     from hybridkv_ref.models import Footprint
     from hybridkv_ref.request_traces import Request
+    from hybridkv_ref.sim_report import Report
 
 
 def cmd_check(args: argparse.Namespace) -> int:
@@ -155,23 +156,51 @@ def cmd_simulate(args: argparse.Namespace) -> int:
     requests: Iterator[Request] = (
         read_trace(args.trace) if args.trace else generate(args.workload, args.requests, args.seed)
     )
-    if args.memory == "real":
+    if args.events is not None:
+        report = _with_events(args, requests)
+    elif args.memory == "real":
         return _on_real_memory(args, requests)
-    report = simulate(
-        requests,
-        load_model(args.model, args.spec),
-        size(args.gpu_memory),
-        size(args.disk),
-        args.alignment,
-        args.recovery,
-        size(args.io_bandwidth) if args.io_bandwidth else IO_BANDWIDTH,
-        spec=args.spec,
-    )
+    else:
+        report = simulate(
+            requests,
+            load_model(args.model, args.spec),
+            size(args.gpu_memory),
+            size(args.disk),
+            args.alignment,
+            args.recovery,
+            size(args.io_bandwidth) if args.io_bandwidth else IO_BANDWIDTH,
+            spec=args.spec,
+        )
     if args.json:
         print(msgspec.json.encode(report).decode())
     else:
         Console().print(report_table(report))
     return 0
+
+
+def _with_events(args: argparse.Namespace, requests: "Iterator[Request]") -> "Report":
+    """A simulation that tells what it does; the file appears when it is complete."""
+    import msgspec
+
+    from hybridkv_ref.models import load_model
+    from hybridkv_ref.sim_events import tell
+
+    if args.memory == "real" or size(args.disk) or args.recovery != "full" or args.io_bandwidth:
+        raise InputError("simulate:events: told of full recovery without a store, on the memory of the tables")
+    model, half = load_model(args.model, args.spec), args.events.with_name(args.events.name + ".part")
+    try:
+        with half.open("wb") as file:
+
+            def write(record: object) -> None:
+                file.write(msgspec.json.encode(record) + b"\n")
+
+            report = tell(requests, model, size(args.gpu_memory), args.alignment, write, write, args.spec)
+        half.replace(args.events)
+    except OSError as error:
+        raise InputError(f"{args.events}: {error.strerror}") from None
+    finally:
+        half.unlink(missing_ok=True)
+    return report
 
 
 def cmd_demo(args: argparse.Namespace) -> int:

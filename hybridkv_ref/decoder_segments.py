@@ -163,7 +163,7 @@ class Segments:
             if group.whole:
                 self._choose(group)
         for lease in list(self._request.writing):
-            self._allocator.writer.accept(lease.segment, self._request)
+            self._allocator.writer.accept([lease])
         for cut in range(before - before % self._unit + self._unit, self.position + 1, self._unit):
             self._publish(cut)
         self._request.position = self.position
@@ -196,7 +196,7 @@ class Segments:
                 self._allocator.writer.give_up(self._running[group.index], self._request)
                 self._running[group.index] = segment
             elif end < self.position and end % self._unit == 0 and self._kept_at(group, end):
-                self._allocator.writer.accept(segment, self._request)
+                self._allocator.writer.accept([self._allocator.writer.lease_of(segment, self._request)])
                 self._commit(segment, end)
             else:
                 self._allocator.writer.give_up(segment, self._request)
@@ -225,7 +225,7 @@ class Segments:
         self._allocator.writer.append(segment, self._request, hi - lo)
         for source, target in zip(self._layers(group, running), self._layers(group, segment), strict=True):
             copy_rows(source, range(lo, hi), target, range(hi - lo))
-        self._allocator.writer.accept(segment, self._request)
+        self._allocator.writer.accept([self._allocator.writer.lease_of(segment, self._request)])
         self._commit(segment, cut)
 
     def _commit(self, segment: CacheSegment, cut: int) -> None:

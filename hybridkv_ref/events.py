@@ -128,7 +128,7 @@ class Admit(EventRecord):
     """The gate of admission or of staging: ``need`` of what there is, what was granted (``got``), or refused.
 
     ``sized``: what start-up sizing charges for it; ``usable``: all there is, the null block not counted; ``room``: free
-    and evictable now; ``empty``: nothing else holds any of it.
+    and evictable now; ``empty``: nothing else holds any of it. ``group`` and ``tier`` are for the reader.
     """
 
     req: str
@@ -181,7 +181,7 @@ class Abort(EventRecord):
 
 
 class Finish(EventRecord):
-    """The one terminal event of a request's life."""
+    """The one terminal event of a request's life; ``reason`` is for the reader."""
 
     req: str
     reason: str = ""
@@ -202,7 +202,8 @@ class Allocate(EventRecord):
 class Pin(EventRecord):
     """A reference: of a request to the blocks of its hit, or of any other holder (a lock, a store's lookup).
 
-    A request pins all of its hit before it takes new blocks; what it pins later counts as another holder's.
+    A request pins all of its hit before it takes new blocks. What it pins later, or below the device, counts as another
+    holder's, but for a block that holds the tokens of one of its own: it goes on with that one, and may free its own.
     """
 
     req: str
@@ -212,7 +213,7 @@ class Pin(EventRecord):
 
 
 class Unpin(EventRecord):
-    """The reference of a holder that is no request ends."""
+    """The reference of a holder ends that is no request, or that counts as one (see `Pin`)."""
 
     req: str
     group: str
@@ -230,7 +231,7 @@ class DeferFree(EventRecord):
 
 
 class Free(EventRecord):
-    """The request's reference ends; what no index entry names and nobody else holds goes back to the pool.
+    """The request's reference ends, of whichever kind; what no entry names and nobody else holds goes to the pool.
 
     At the end of a life it follows `Finish`, `Abort` or `Preempt`; before, only what no later step needs is given back.
     """
@@ -330,8 +331,9 @@ class Accept(EventRecord):
 
 
 class Reject(EventRecord):
-    """Tokens from ``to`` on are given up; the request is at ``at`` afterwards (-1: not told).
+    """Drafts from ``to`` on are given up; the request is at ``at`` afterwards (-1: not told).
 
+    What was accepted stays: a sequence that is cut is told by `Position`, one that is reused by a new request's lookup.
     ``low``: the first row that ``group`` still holds, where the engine says so.
     """
 
@@ -407,7 +409,12 @@ class Measure(EventRecord):
 
 
 class Part(_Record):
-    """Blocks of one group that move, one to one. ``keys``: what is asked for. Numbers of bytes for I/O."""
+    """Blocks of one group that move, one to one. ``keys``: what is asked for.
+
+    ``at``: the first token of the first source block, where only the event knows it (a peer's). ``ratio`` and
+    ``stride``: kernel blocks per group block, and the unit of the addresses, that the copy uses. ``saved``: one past
+    the last token that the copy carries.
+    """
 
     group: str
     source: list[int] = []
@@ -415,6 +422,7 @@ class Part(_Record):
     keys: list[str] = []
     layout: str = ""
     target_layout: str = ""
+    at: int = -1
     ratio: int = -1
     stride: int = -1
     saved: int = -1
@@ -424,6 +432,7 @@ class TransferBegin(EventRecord):
     """Bytes begin to move from tier ``source`` to ``target``: copies, offloads, loads, sends, receives.
 
     ``whole``: it is to carry all groups of the model; ``partial``: it does not, and says so. ``req``: who asked for it.
+    ``peer`` and ``rank`` are for the reader.
     """
 
     xfer: str
@@ -453,7 +462,10 @@ class TransferEnd(EventRecord):
 
 
 class TransferFail(EventRecord):
-    """It failed; with ``stopped`` no byte moves any more."""
+    """It failed; with ``stopped`` no byte moves any more, and its targets are empty.
+
+    A request that took them has them back to compute into; what nobody took goes back to its pool.
+    """
 
     xfer: str
     stopped: bool = True
@@ -519,11 +531,15 @@ class Run(EventRecord):
 
 
 class Capture(EventRecord):
-    """A graph is captured, or captured again, with these side effects; ``null``: it wrote the null block."""
+    """A graph is captured, or captured again, with these side effects; ``null``: it wrote the null block.
+
+    ``blocks``: per group, those that its warm-up wrote into.
+    """
 
     graph: str
     effects: list[str] = []
     null: bool = False
+    blocks: dict[str, list[int]] = {}
 
 
 class Replay(EventRecord):

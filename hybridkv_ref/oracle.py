@@ -133,6 +133,7 @@ class Oracle:
         self.transfers = Transfers(state, self.blocks, self.index)
         self.steps = Steps(state, self.hits, self.blocks)
         self.claims = Claims(state, self.steps)
+        self.blocks.running = (self.steps.steps, self.transfers.running)
         b, h, i, s, t, c = self.blocks, self.hits, self.index, self.steps, self.transfers, self.claims
         each: dict[Any, Callable[[Any], None]] = {
             Arrive: b.arrive, Admit: c.admit, Lookup: h.lookup, Preempt: b.preempt, Abort: b.abort, Finish: b.finish,

@@ -1,6 +1,6 @@
 """Requests and the blocks that they write and read: taken, written, completed, given back, evicted."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from hybridkv_ref.events import (
@@ -34,6 +34,9 @@ class Blocks:
         self.together: dict[tuple[int, int], int] = {}
         self.below: dict[tuple[str, int, str], list[Block]] = {}
         self.nobody = state.new_record(0, 1)
+        # What frees wait for, by request, group and block; and the steps and transfers that run (set by the oracle).
+        self.deferred: dict[tuple[str, str, int], str] = {}
+        self.running: tuple[Container[str], Container[str]] = ((), ())
         # Per group the others of its pool, whose numbers it shares.
         self.sharing = [
             [o for o in state.groups if o is not g and g.spec.pool and o.spec.pool == g.spec.pool] for g in state.groups
@@ -57,7 +60,8 @@ class Blocks:
         made.extend(e.ids)
         made.grade = e.grade
         parts = tuple(sorted((k, v, state.epochs[k, v]) for k, v in e.domain.items()))
-        made.domain = digest(parts, e.grade)
+        made.domain = digest(parts)
+        made.rough = digest(parts, e.grade) if e.grade == "bounded" else 0
 
     def finish(self, e: Finish | Abort, event: str = "finish") -> None:
         """The end of a life."""
@@ -139,6 +143,10 @@ class Blocks:
                 for number in e.blocks:
                     state.lose(device, g, held.get(number) or Block(number, None))
                 continue
+            if request.refused and not state.fire(on.other["granted"], False in request.refused, segment=req):
+                for number in e.blocks:
+                    state.lose(device, g, held.get(number) or Block(number, None))
+                continue
             record, at = request.record, e.at
             if at < 0:
                 at = request.positions.get(group, record.f)
@@ -187,7 +195,9 @@ class Blocks:
     # -- giving back -----------------------------------------------------------------------------------------------
 
     def defer(self, e: DeferFree) -> None:
-        """Nothing changes until the free: the reference counts."""
+        """The reference counts until the free, which waits for a step or a transfer."""
+        if e.on:
+            self.deferred |= dict.fromkeys(((e.req, e.group, number) for number in e.blocks), e.on)
 
     def free(self, events: Iterable[Free]) -> None:
         """References of requests end."""
@@ -210,7 +220,14 @@ class Blocks:
             for number in e.blocks:
                 if number == null or (block := held.get(number) or state.unnamed(tier, g, number)) is None:
                     continue
+                if self.deferred and not self.in_time(on, e, number):
+                    state.lose(tier, g, block)
+                    continue
                 lease = block.leases.get(uid)
+                if lease is None and (e.req, name, group, number) in self.hits.holders:
+                    if self.hits.unhold(rows["unhold"], tier, g, e.req, number):
+                        self.give_back(rows, tier, g, block)
+                    continue
                 if lease is None and request is not None and block.owner is request:
                     block.owner = None
                 elif not self.let_go(rows, g, block, record, lease, request):
@@ -230,6 +247,13 @@ class Blocks:
             if request is not None and not (request.held or request.running):
                 self.close(request, "free")
 
+    def in_time(self, on: Bound, e: Free, number: int) -> bool:
+        """A free that was put off comes after what it waits for."""
+        where = (e.group, number)
+        waits = self.deferred.pop((e.req, *where), "")
+        runs = (waits in names for names in self.running)
+        return not waits or self.state.fire(on.other["waited_for"], *runs, segment=where)
+
     def let_go(
         self, rows: dict[str, Row], g: GroupState, block: Block, record: Any, lease: Any, request: Request | None
     ) -> bool:
@@ -242,8 +266,10 @@ class Blocks:
         else:
             running = request is not None and request.running
             if running and request is not None and g.spec.reuse:
+                other = request.adopted.get((g.index, seg.start)) if request.adopted else None
+                again = other is not None and other is not block and request.uid in other.leases
                 where = (g.spec.name, block.number)
-                if not state.fire(rows["left_behind"], seg, g.low(request.at), segment=where):
+                if not state.fire(rows["left_behind"], seg, g.low(request.at), again, segment=where):
                     return False
             if stage in self.hit:
                 row = rows["pass_by" if running else "release"]

@@ -77,6 +77,8 @@ class Claims:
                 state.fire(other["applied_once"], e.next, at, segment=(name, e.req))
             elif e.at >= 0:
                 state.fire(other["same_position"], e.at, at, segment=(name, e.req))
+        if e.next >= 0 and e.at >= 0 and not e.groups:
+            state.fire(other["applied_once"], e.next, e.at, segment=e.req)
         if e.asked >= 0 and e.at >= 0:
             state.fire(other["truncated"], e.at, e.asked, segment=e.req)
         if e.shift or e.data:
@@ -129,6 +131,13 @@ class Claims:
         state.fire(other["capture" if state.legal(other["capture"], graph) else "recapture"], graph, segment=e.graph)
         self.effects[e.graph] = frozenset(e.effects)
         self.dirty_null = self.dirty_null or e.null
+        for name, numbers in e.blocks.items():
+            g = state.named(name)
+            warm_up = self.on["capture"].group[g.index]["warm_up"]
+            for number in numbers:
+                block = state.block(state.device, g, number) if number != state.header.null else None
+                if block is not None and not state.fire(warm_up, block.segment, segment=(name, number)):
+                    state.lose(state.device, g, block)
 
     def replay(self, e: Replay) -> None:
         """Contents are set, then the graph runs, with padding at the null slot, current tables and captured effects."""
@@ -191,6 +200,10 @@ class Claims:
     def admit(self, e: Admit) -> None:
         """The gate against the sizing, an empty pool, the null block, and all-or-nothing staging."""
         state, other = self.state, self.on["admit"].other
+        request = state.request(e.req)
+        request.refused.discard(e.staging)
+        if not e.granted:
+            request.refused.add(e.staging)
         if e.sized >= 0:
             state.fire(other["one_formula"], e.need, e.sized, segment=e.req)
         if e.usable >= 0:

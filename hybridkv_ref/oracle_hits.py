@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hybridkv_ref.events import Agree, Lookup, Pin, Unpin, Vote
-from hybridkv_ref.oracle_records import REMEMBERED, Block, Bound, GroupState, Place, Request, Row
+from hybridkv_ref.oracle_records import REMEMBERED, Block, Bound, GroupState, Place, Request, Row, Tier
 from hybridkv_ref.oracle_state import State
 from hybridkv_ref.recovery import Contents, Hit, candidate_frontiers, longest_hit
 
@@ -45,7 +45,8 @@ class Hits:
                 continue
             found, blocks, ends, size = self.found[g.index], 0, set(), g.spec.block
             for index in range(request.known // size):
-                if request.content((index + 1) * size) ^ request.domain in found:
+                content = request.content((index + 1) * size)
+                if content ^ request.domain in found or (request.rough and content ^ request.rough in found):
                     blocks |= 1 << index
                     ends.add((index + 1) * size)
             held[g.spec.name] = Contents(blocks, frozenset(ends))
@@ -70,7 +71,7 @@ class Hits:
         if not (self.record_match(request, used, max(matched, used)) and self.claims(e, request, matched)):
             state.lose_request(request)
             return
-        request.outside = e.outside
+        request.outside, request.roughly = e.outside, e.grade == "bounded"
         leases = self.leases.setdefault(request.uid, [])
         tier = state.tier(e.tier)
         for name, numbers in e.blocks.items():
@@ -96,8 +97,10 @@ class Hits:
                 elif not state.fire(other["right_tier"], int(block.segment.stage not in self.readable), segment=where):
                     state.lose_request(request)
                     return
-                end = (index + 1) * size
-                if not self.same(rows, block, request, end, where):
+                if not (
+                    self.in_place(rows, g, block, index * size, not last, where, tier)
+                    and self.same(rows, block, request, (index + 1) * size, where)
+                ):
                     state.lose_request(request)
                     return
                 covered = block.segment.end
@@ -112,14 +115,28 @@ class Hits:
                 state.lose_request(request)
                 return
 
+    def in_place(
+        self, rows: dict[str, Row], g: GroupState, block: Block, place: int, first: bool, where: Place, tier: Tier
+    ) -> bool:
+        """A block holds what its place in the table says, and weights of today wrote it.
+
+        Where it does, the premise is counted at the first block of a group; no block goes uncompared.
+        """
+        state, seg = self.state, block.segment
+        at = seg.end - g.spec.block if g.states else seg.start
+        if (first or at != place) and not state.fire(self.on_lookup.other["in_place"], at, place, segment=where):
+            return False
+        return not tier.pool.model_epoch or state.fire(rows["todays_weights"], seg, segment=where, pool=tier.pool)
+
     def same(self, rows: dict[str, Row], block: Block, request: Request, end: int, where: Place) -> bool:
         """Physical identity: the slot was last written with what is asked for."""
         asked = request.content(end)
         if not asked or not block.tokens:
             return True
         seg = block.segment
+        asked_domain = request.rough if block.domain == request.rough else request.domain
         return self.state.fire(rows["same_tokens"], seg, block.tokens, asked, segment=where) and self.state.fire(
-            rows["same_domain"], seg, block.domain, request.domain, segment=where
+            rows["same_domain"], seg, block.domain, asked_domain, segment=where
         )
 
     def covered(self, on: Bound, g: GroupState, req: str, at: int, used: int, first: int, last: int) -> bool:
@@ -215,11 +232,15 @@ class Hits:
                 state.skipped += 1
                 continue
             hit = request is not None and tier is state.device and request.record.stage == self.matched
+            own = self.written(request, g) if request is not None and request.running and tier is state.device else {}
             for number in e.blocks:
                 block = state.block(tier, g, number, alive=True) if number != null else None
                 if block is None:
                     continue
                 where = (e.group, number)
+                if request is not None and own.get(block.segment.start, 0) == (block.content or -1):
+                    self.adopt(rows["adopt"], g, block, request)
+                    continue
                 if request is None or not hit:
                     if state.fire(rows["hold"], block.segment, segment=where, pool=tier.pool):
                         self.holders.setdefault((e.req, e.tier, e.group, number), []).append(block)
@@ -237,6 +258,23 @@ class Hits:
                 if not state.fire(rows["pin"], block.segment, lease, record, segment=where):
                     state.lose(tier, g, block)
 
+    def written(self, request: Request, g: GroupState) -> dict[int, int]:
+        """What a running request holds of a group, by position: the content of its block."""
+        blocks = [b for b in self.state.device.blocks[g.index].values() if request.uid in b.leases]
+        return {b.segment.start: request.content(b.segment.end) ^ request.domain for b in blocks}
+
+    def adopt(self, row: Row, g: GroupState, block: Block, request: Request) -> None:
+        """The request goes on with this block, so that its own one of the same tokens may go."""
+        lease = self.state.lease()
+        if request.uid in block.leases:
+            return
+        if self.state.fire(row, block.segment, lease, request.record, segment=(g.spec.name, block.number)):
+            block.leases[request.uid] = lease
+            request.held += 1
+            request.adopted[g.index, block.segment.start] = block
+        else:
+            self.state.lose(self.state.device, g, block)
+
     def unpin(self, events: Iterable[Unpin]) -> None:
         """A holder's reference ends."""
         state, null = self.state, self.state.header.null
@@ -245,19 +283,27 @@ class Hits:
             g, tier = state.named(e.group), state.tier(e.tier)
             row = self.on_unpin.group[g.index]["unhold"]
             for number in e.blocks:
-                key = (e.req, e.tier, e.group, number)
-                held = self.holders.get(key, [])
-                count, taken = len(held), held.pop() if held else None
-                if count == 1:
-                    del self.holders[key]
-                block = state.block(tier, g, number) if number != null else None
-                if block is None:
-                    continue
-                if taken is not None and taken is not block:
-                    # The block that was held is lost; another one has its number now.
-                    state.skipped += 1
-                elif not state.fire(row, block.segment, count, segment=(e.group, number), pool=tier.pool):
-                    state.lose(tier, g, block)
+                if number != null:
+                    self.unhold(row, tier, g, e.req, number)
+
+    def unhold(self, row: Row, tier: Tier, g: GroupState, name: str, number: int) -> bool:
+        """One reference that was held under this name ends; whether it is known to have been of this block."""
+        state, key = self.state, (name, tier.name, g.spec.name, number)
+        held = self.holders.get(key, [])
+        count, taken = len(held), held.pop() if held else None
+        if count == 1:
+            del self.holders[key]
+        block = state.block(tier, g, number)
+        if block is None:
+            return False
+        if taken is not None and taken is not block:
+            # The block that was held is lost; another one has its number now.
+            state.skipped += 1
+            return False
+        if state.fire(row, block.segment, count, segment=(g.spec.name, number), pool=tier.pool):
+            return True
+        state.lose(tier, g, block)
+        return False
 
     # -- ranks -----------------------------------------------------------------------------------------------------
 
@@ -328,4 +374,7 @@ class Hits:
                     if not state.fire(rows[g.index][row], block.segment, lease, record, segment=where):
                         return False
         request.held += len(pinned)
+        if request.rough and (request.roughly or any(b.domain == request.rough for _, b, _ in pinned)):
+            # What it computes rests on an approximate recovery: other values than those of the exact grade.
+            request.domain = request.rough
         return state.fire(other["start_hit"], record, segment=request.name)

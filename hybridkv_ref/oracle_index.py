@@ -51,6 +51,10 @@ class Index:
                 state.fire(on.other["dense"], e.tokens[1] - e.tokens[0], covered, segment=group)
             if tree and parent and not self.findable(tier, g, parent):
                 continue
+            if numbers and not g.states and (first := held.get(numbers[0])) is not None:
+                before = entries.get(parent, []) if parent else []
+                if not self.right_place(e, g, tier, first, before):
+                    continue
             for place, key in enumerate(e.keys):
                 block: Entry = None
                 live = entries.get(key)
@@ -87,6 +91,23 @@ class Index:
                     for above in {tier.name, DEVICE}:
                         self.blocks.below.setdefault((above, g.index, parent), []).append(block)
                 parent = key
+
+    def right_place(self, e: KeyPublish, g: GroupState, tier: Tier, first: Block, before: list[Entry]) -> bool:
+        """A first block begins where the announced span does, and where a block that it continues (before) ends."""
+        other, start, right = self.on_publish.other, first.segment.start, True
+        if e.tokens is not None:
+            right = self.state.fire(other["begins_there"], e.tokens[0], start, segment=(e.group, first.number))
+        end = -1
+        for entry in before if tier is self.state.device else (*before, *self.of(DEVICE, g.index).get(e.parent, ())):
+            if entry is not None and end != start:
+                end = max(end, entry.segment.end) if entry.segment.end != start else start
+        if end >= 0:
+            row = other["continues"]
+            row.count += 1
+            call = row.call
+            if (index := call(self.state.pool, start, end)) >= 0:
+                return self.state.refuse(row, index, (start, end), (e.group, first.number))
+        return right
 
     def findable(self, tier: Tier, g: GroupState, parent: str) -> bool:
         """What an entry of a tree continues is in the index, of its tier or of the device."""

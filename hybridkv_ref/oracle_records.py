@@ -116,22 +116,29 @@ class Request:
     """A request's life: its record in the tables, the identity of its tokens, where it is."""
 
     __slots__ = (
-        "at", "chain", "cold", "domain", "drafts", "grade", "held", "length", "life", "lost", "name", "outside",
-        "positions", "record", "running", "table_versions", "uid", "unit",
+        "adopted", "at", "chain", "cold", "domain", "drafts", "grade", "held", "length", "life", "lost", "name",
+        "outside", "positions", "record", "refused", "rough", "roughly", "running", "table_versions", "uid", "unit",
     )  # fmt: skip
 
     def __init__(self, name: str, uid: int, record: Any, length: int, unit: int) -> None:
         self.name, self.uid, self.record, self.length, self.unit = name, uid, record, length, unit
         self.chain: list[int] = []
-        self.domain = self.drafts = self.at = self.life = self.held = 0
+        # ``domain``: the other inputs of what it asks for and writes; ``rough``: the same after a bounded recovery, if
+        # it takes that too.
+        self.domain = self.rough = self.drafts = self.at = self.life = self.held = 0
         # ``cold``: it found a hit and pinned nothing of it, and has not computed yet.
-        self.lost = self.running = self.cold = False
+        # ``roughly``: the hit that it found is a bounded one.
+        self.lost = self.running = self.cold = self.roughly = False
         # Tokens after the hit that come from elsewhere before it computes.
         self.outside = 0
         self.grade = "exact"
         # Per group, the version of this request's table, and whether it was copied.
         self.table_versions: dict[str, tuple[int, bool]] = {}
         self.positions: dict[str, int] = {}
+        # The gates, of admission (False) and of staging (True), whose last word was no.
+        self.refused: set[bool] = set()
+        # Per group and position, the cached block that it took in place of one of its own.
+        self.adopted: dict[tuple[int, int], Block] = {}
 
     def extend(self, ids: list[int]) -> None:
         """Goes on with these ids: each hash stands for everything up to its end."""

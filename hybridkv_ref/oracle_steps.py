@@ -23,6 +23,7 @@ class Steps:
         self.at: dict[str, int] = {}
         self.replays: dict[str, list[Any]] = {}
         self.windows: dict[int, int] = {}
+        self.kept = next(e for e in state.tables.events if e.row == "write_on").edges["lease"][0][0]
 
     def dispatch(self, e: Dispatch) -> None:
         """A step: writes first, since a token attends to itself."""
@@ -65,9 +66,10 @@ class Steps:
             length_unit.count += 1
             if (index := unit_call(pool, token, group, entry, ratio)) >= 0:
                 right = state.refuse(length_unit, index, (token, group, entry, ratio), span.group)
-            if span.window >= 0 and span.layer in self.windows:
-                windows = (span.window, self.windows[span.layer])
-                right = state.fire(other["own_window"], *windows, segment=span.group) and right
+            if span.window >= 0:
+                declared = self.windows.get(span.layer, g.spec.window if span.layer < 0 and g.spec.window else -1)
+                if declared >= 0:
+                    right = state.fire(other["own_window"], span.window, declared, segment=span.group) and right
             if span.layout and g.spec.layout:
                 right = (
                     state.fire(other["same_layout"], int(span.layout != g.spec.layout), segment=span.group) and right
@@ -79,14 +81,14 @@ class Steps:
         """Appends the tokens of spans to their blocks."""
         state, record, null, uid, make = self.state, request.record, self.state.header.null, request.uid, self.lease
         on, pool, device = self.on["dispatch"], state.pool, state.device
-        confirm, drafts, last = on.other["confirm"], request.drafts, None
+        confirm, drafts, last, kept = on.other["confirm"], request.drafts, None, self.kept
         confirm_call = confirm.call
         for span, g in self.right(spans):
             if g is not last:
                 last, rows, size, held, states = g, on.group[g.index], g.spec.block, device.blocks[g.index], g.states
                 append, issue = rows["append"], rows["dispatch"]
                 append_call, issue_call = append.call, issue.call
-            lo, hi, numbers = span.lo, span.hi, span.blocks
+            lo, hi, numbers, end = span.lo, span.hi, span.blocks, 0
             if span.unit == "entry":
                 lo, hi = lo * g.spec.ratio, hi * g.spec.ratio
             if (to := hi - drafts) > record.accepted:
@@ -99,6 +101,11 @@ class Steps:
                     continue
                 seg = block.segment
                 lease = block.leases.get(uid) or make()
+                if lease.stage == kept and not state.fire(
+                    rows["write_on"], seg, lease, record, segment=(span.group, number)
+                ):
+                    state.lose(device, g, block)
+                    continue
                 start = seg.start
                 end = start + size
                 if not hi:
@@ -119,6 +126,8 @@ class Steps:
                     state.lose(device, g, block)
                     continue
                 ran.append((g, block, lease, record, True))
+            if hi and end and not states and number != null:
+                state.fire(on.other["write_inside"], hi, end, segment=span.group)
             if hi > request.at:
                 request.at = hi
 
@@ -127,7 +136,10 @@ class Steps:
         state, record, null, device = self.state, request.record, self.state.header.null, self.state.device
         for span, g in self.right(spans):
             issue, size = self.on["dispatch"].group[g.index]["dispatch"], g.spec.block
-            hi, last = span.hi * (g.spec.ratio if span.unit == "entry" else 1), 0
+            scale = g.spec.ratio if span.unit == "entry" else 1
+            lo, hi, last = span.lo * scale, span.hi * scale, 0
+            if hi and not g.states and null in span.blocks:
+                self.nulls(g, span.blocks, lo, g.low(hi))
             for number in span.blocks:
                 block = state.block(device, g, number) if number != null else None
                 if block is None:
@@ -141,6 +153,13 @@ class Steps:
                     state.lose(device, g, block)
             if hi and last and not g.states:
                 state.fire(self.on["dispatch"].other["read_inside"], hi, last, segment=span.group)
+
+    def nulls(self, g: GroupState, blocks: list[int], lo: int, low: int) -> None:
+        """Null blocks among those that a step reads from ``lo`` on."""
+        size, row = g.spec.block, self.on["dispatch"].other["null_unread"]
+        for place, number in enumerate(blocks):
+            if number == self.state.header.null:
+                self.state.fire(row, lo - lo % size + (place + 1) * size, low, segment=g.spec.name)
 
     def complete(self, e: Complete) -> None:
         """A step is done; a step that failed has confirmed no write."""
@@ -180,9 +199,13 @@ class Steps:
         state, request = self.state, self.state.request(e.req)
         if request.lost or not self.hits.settle(request):
             return
-        request.drafts = 0
+        drafts, request.drafts = request.drafts, 0
         if e.ids:
             request.extend(e.ids)
+        if drafts:
+            at = max(request.at, request.record.accepted, request.length)
+            if not state.fire(self.on["accept"].other["accepts_written"], e.to, at, segment=e.req):
+                return
         if e.to > request.record.accepted:
             state.fire(self.on["accept"].other["confirm"], request.record, e.to, segment=e.req)
 
@@ -192,12 +215,15 @@ class Steps:
         if request.lost or not self.hits.settle(request):
             return
         request.drafts = 0
+        if not state.fire(on.other["only_back"], e.to, max(request.at, request.record.accepted), segment=e.req):
+            return
         if e.at >= 0:
             state.fire(on.other["truncated"], e.at, e.to, segment=e.req)
         if e.low >= 0:
             g = state.named(e.group)
             state.fire(on.other["still_held"], g.low(e.to), e.low, segment=(e.group, e.req))
         for g in state.groups:
+            self.held(g, request, e.to)
             reject = on.group[g.index]["reject_drafts"]
             for block in [b for b in state.device.blocks[g.index].values() if b.writer is request]:
                 seg, lease = block.segment, block.leases.get(request.uid)
@@ -205,3 +231,15 @@ class Steps:
                     to = max(e.to, seg.start)
                     state.fire(reject, seg, lease, request.record, to, segment=(g.spec.name, block.number))
         request.at = min(request.at, e.to)
+
+    def held(self, g: GroupState, request: Request, to: int) -> None:
+        """What a group that keeps no whole history needs at ``to`` is in blocks that the request still holds."""
+        state, low, held = self.state, g.low(to), to
+        if not low or state.device.lost[g.index]:
+            return
+        own = [b.segment for b in state.device.blocks[g.index].values() if request.uid in b.leases]
+        for seg in sorted(own, key=lambda seg: -seg.start):
+            if seg.start < held <= seg.end:
+                held = seg.start
+        if own:
+            state.fire(self.on["reject"].other["still_held"], low, held, segment=(g.spec.name, request.name))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridkv_ref.events import DEVICE, Io, Part, TransferBegin, TransferCancel, TransferEnd, TransferFail, TransferPart
+from hybridkv_ref.io_unit import remainders
 from hybridkv_ref.oracle_blocks import Blocks
 from hybridkv_ref.oracle_index import Index
 from hybridkv_ref.oracle_records import (
@@ -84,12 +85,23 @@ class Transfers:
         source, target = state.tier(e.source), state.tier(e.target)
         on, owner = self.rows("transfer_begin", target), state.requests.get(e.req)
         pairs = [(state.named(p.group), *ends) for p in e.parts for ends in zip(p.source, p.target, strict=False)]
+        places = [
+            p.at + i * state.named(p.group).spec.block if p.at >= 0 else -1
+            for p in e.parts
+            for i, _ in enumerate(zip(p.source, p.target, strict=False))
+        ]
         for g, src, dst in pairs if state.choices.of else ():
             state.choices.settle(source, g, src, alive=True)
             state.choices.settle(target, g, dst, alive=False)
         named = {p.group for p in e.parts}
         missing = sum(1 for g in state.groups if g.spec.reuse and g.spec.name not in named)
         right = not e.whole or state.fire(on.other["all_groups"], missing, e.partial, segment=e.xfer)
+        for part in e.parts:
+            if part.source and part.target:
+                ends = len(part.source), len(part.target)
+                right = state.fire(on.other["paired"], *ends, segment=(part.group, e.xfer)) and right
+        if owner is not None and owner.refused and e.target == DEVICE:
+            right = state.fire(on.other["granted"], True, segment=e.req) and right
         described = [self.described(part, source, on) for part in e.parts]
         if not (right and all(described)):
             return
@@ -97,8 +109,8 @@ class Transfers:
         self.lost.pop(e.xfer, None)
         state.fire(on.other["offer"], entity)
         made = Transfer(entity, source, target, {}, owner)
-        for g, src, dst in pairs:
-            begun = self.ship(g, src, dst, made, on)
+        for (g, src, dst), at in zip(pairs, places, strict=True):
+            begun = self.ship(g, src, dst, at, made, on)
             if begun is None:
                 self.lost[e.xfer] = None
                 if len(self.lost) > REMEMBERED:
@@ -157,8 +169,8 @@ class Transfers:
                 right = self.state.fire(on.other["asked_as_stored"], *keys, segment=(part.group, number)) and right
         return right
 
-    def ship(self, g: GroupState, src: int, dst: int, made: Transfer, on: Bound) -> Shipment | None:
-        """One block begins to move."""
+    def ship(self, g: GroupState, src: int, dst: int, told_at: int, made: Transfer, on: Bound) -> Shipment | None:
+        """One block begins to move; ``told_at`` is where the event says that a peer's one begins, or -1."""
         state, rows = self.state, on.group[g.index]
         source, target = state.block(made.source, g, src), state.block(made.target, g, dst)
         if source is None or target is None:
@@ -169,7 +181,7 @@ class Transfers:
         seg = source.segment
         if made.source.name.startswith(PEER) and seg.stage in self.blocks.empty:
             own = made.request if target.writer is made.request else None
-            at = target.segment.start if own is not None else 0
+            at = told_at if told_at >= 0 else target.segment.start if own is not None else 0
             told = state.books.group[g.index]["told"]
             state.fire(told, seg, at, at + g.spec.block, segment=where, pool=made.source.pool)
             if own is not None:
@@ -184,6 +196,8 @@ class Transfers:
         writer = target.writer
         if writer is not None and target.segment.stage in self.blocks.open and writer.uid in target.leases:
             lease = target.leases[writer.uid]
+            if not g.states and not state.fire(on.other["in_place"], seg.start, target.segment.start, segment=where):
+                return None
             for row in ("cancel", "abort"):
                 if not state.fire(rows[row], target.segment, lease, writer.record, segment=where):
                     state.lose(made.target, g, target)
@@ -310,4 +324,4 @@ class Transfers:
     def io(self, e: Io) -> None:
         """Remainders by the unit of direct I/O."""
         unit, row = max(e.unit, 1), self.io_rows.other["io_not_refused" if e.refused else "direct_io"]
-        self.state.fire(row, e.direct, e.address % unit, e.offset % unit, e.length % unit)
+        self.state.fire(row, e.direct, *remainders(e.address, e.offset, e.length, unit))

@@ -22,10 +22,11 @@ class Cache:
     """All segments of a model on one device.
 
     ``spill`` is called with the cell and place of a segment of which no durable copy exists, before it is evicted; None
-    where there is nothing to spill to.
+    where there is nothing to spill to.  ``evicted`` is told the cell and place of each segment that is gone.
     """
 
     spill: Callable[[Cell, int], None] | None = None
+    evicted: Callable[[Cell, int], None] | None = None
 
     def __init__(self, machines: Machines, tree: Tree, policy: Policy) -> None:
         self.machines, self.tree, self.policy, self.pool = machines, tree, policy, machines.pool
@@ -123,6 +124,8 @@ class Cache:
         g.spare.append(segment)
         cell.segments[place] = None
         self.evictions[g.kind] += 1
+        if self.evicted:
+            self.evicted(cell, place)
         if cell.segments.count(None) == len(cell.segments):
             self.queue(cell)
         return True

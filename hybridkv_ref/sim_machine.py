@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hybridkv_ref.errors import InputError
+from hybridkv_ref.io_unit import Transfer
 from hybridkv_ref.lanes import Maker, deal, is_whole, only_store, tokens_per_row, worlds
 from hybridkv_ref.machine import Entity, Machine, World
 from hybridkv_ref.models import Group, Model
@@ -159,8 +160,8 @@ _SIGNATURES: dict[str, tuple[str, ...]] = {
     "append": ("at", "n"),
     "dispatch": ("upto",),
     "split": ("cut", "size", "off"),
-    "open_object": ("size", "lo", "hi", "meta", "made_in", "layout", "until"),
+    "open_object": ("size", "lo", "hi", "meta", "made_in", "layout", "until", *Transfer._fields),
     "want": ("need_until",),
-    "load_begin": ("need",),
+    "load_begin": ("need", *Transfer._fields),
     "restore_begin": ("size", "lo", "hi", "off"),
 }

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from hybridkv_ref.io_unit import BUFFERED
 from hybridkv_ref.lanes import STORE, Maker, pressure
 from hybridkv_ref.machine import Entity
 from hybridkv_ref.sim_cache import Cache
@@ -70,7 +71,7 @@ class Store:
         g, segment = cell.rows, cell.segments[place]
         target = self.cache.take(self.spare[g.index], self.make[g.index])
         about = {"size": segment.mem, "lo": segment.start, "hi": segment.end, "meta": segment.mark}
-        about |= {"made_in": segment.epoch, "layout": segment.abi, "until": segment.keep_until}
+        about |= {"made_in": segment.epoch, "layout": segment.abi, "until": segment.keep_until, **BUFFERED._asdict()}
         while (index := self.rows["open_object"](self.pool, target, *about.values())) >= 0:
             if self.pressed_open[index] != STORE:
                 self.machines.world.fire(f"{self.machines.store}.open_object", target, **about)
@@ -131,10 +132,10 @@ class Store:
         """Takes the I/O slot and the memory of a load and starts its copy; False if it had to give up."""
         g, source = load.g, load.stored.entity
         size, lo, hi = source.mem, source.start, source.end
-        while (index := self.rows["load_begin"](self.pool, source, size)) >= 0:
+        while (index := self.rows["load_begin"](self.pool, source, size, *BUFFERED)) >= 0:
             reason = self.pressed_load[index]
             if not reason:
-                self.machines.world.fire(f"{self.machines.store}.load_begin", source, need=size)
+                self.machines.world.fire(f"{self.machines.store}.load_begin", source, need=size, **BUFFERED._asdict())
             if not self.cache.make_room(reason, g):
                 self.fire("skip", source)
                 return False

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 from hybridkv_ref.allocator import CacheSegment, Geometry, HeterogeneousAllocator, HitLease, Request, build
 from hybridkv_ref.allocator.geometry import GroupGeometry
 from hybridkv_ref.allocator.lockstep import UNIT, keep_all, small_model
+from hybridkv_ref.allocator.media_direct import DirectFiles, aligned
 from hybridkv_ref.allocator.refinement import Shadow, differences
+from hybridkv_ref.errors import InputError
 from hybridkv_ref.loader import load_tables
 
 GEOMETRY: Geometry = build(small_model(), policy=keep_all())
@@ -64,6 +67,27 @@ def make(tmp: Path | None = None, shadow: bool = False, **options: Any) -> Heter
     if beside is not None:
         beside.attach(allocator.ledger.lanes, allocator.ledger.made)
     return allocator
+
+
+def direct(folder: Path, files: type[DirectFiles] = DirectFiles) -> DirectFiles:
+    """A store for direct I/O, of a class of its own if need be; skips where the file system has none."""
+    try:
+        return files(str(folder))
+    except InputError as error:
+        pytest.skip(str(error))
+
+
+class OffByEight(DirectFiles):
+    """Its buffers begin 8 bytes after a multiple of the unit, once it is opened."""
+
+    off = 0
+
+    def prove(self, url: str) -> None:
+        super().prove(url)
+        self.off = 8
+
+    def buffer(self) -> memoryview:
+        return aligned(2 * self.unit, self.unit)[self.off :][: self.unit]
 
 
 def cold(allocator: HeterogeneousAllocator, tokens: Any, finish: bool = True) -> Request:

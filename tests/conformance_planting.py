@@ -92,8 +92,7 @@ def saying(change: Callable[[Event], Sequence[Event]]) -> Callable[[ExitStack], 
 
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def say(self: ReferenceEngine, *events: Event) -> None:
-            later, self.later = self.later, []
-            self.events += [one for event in (*events, *later) for one in change(event)]
+            self.events += [one for event in (*events, *self.entries()) for one in change(event)]
 
         return say
 

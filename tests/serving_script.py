@@ -170,9 +170,16 @@ PARTS |= {"s3": (4, 0, 12), "w": (4, 4, 8)}
 DURABLE = ("oc", "ot", "ow", "oi", "os")
 
 
+def io_of(medium: str) -> dict[str, Scalar]:
+    """The disk is read and written by direct I/O, aligned; host memory and object store as it comes."""
+    missed = 0 if medium == "DISK" else 8
+    return {"direct": medium == "DISK", "buffer": missed, "offset": missed, "length": missed}
+
+
 def open_object(s: Script, name: str) -> None:
-    _, size, lo, hi, meta, _ = OBJECTS[name]
-    s.segments("open_object", [name], size=size, lo=lo, hi=hi, meta=meta, made_in=0, layout=0, until=LIFE)
+    medium, size, lo, hi, meta, _ = OBJECTS[name]
+    about: dict[str, Scalar] = {"size": size, "lo": lo, "hi": hi, "meta": meta, **io_of(medium)}
+    s.segments("open_object", [name], made_in=0, layout=0, until=LIFE, **about)
 
 
 def spill(s: Script) -> None:
@@ -209,7 +216,7 @@ def evict(s: Script) -> None:
 
 def begin_load(s: Script, name: str) -> None:
     """A load of the object takes its turn and all its targets."""
-    s.segments("load_begin", [name], need=OBJECTS[name][1])
+    s.segments("load_begin", [name], need=OBJECTS[name][1], **io_of(OBJECTS[name][0]))
     for part in OBJECTS[name][5]:
         size, lo, hi = PARTS[part]
         s.copy("restore_begin", name, part, size=size, lo=lo, hi=hi, off=0)
@@ -337,7 +344,7 @@ def crash(s: Script) -> None:
     s.lease("append", "t4", "k", at=8, n=8)
     s.copy("fold_begin", "t4", "c4")
     s.segments("want", ("oc", "ow"), need_until=LIFE)
-    s.segments("load_begin", ["oc"], need=12)
+    s.segments("load_begin", ["oc"], need=12, **io_of("DISK"))
     s.segment("c5", ENTRIES, group=GROUP[ENTRIES])
     s.copy("restore_begin", "oc", "c5", size=8, lo=0, hi=8, off=0)
     s.copy("restore_part", "oc", "c5")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from allocator_tools import check, cold, hit, idle, make, prompt, run
+from allocator_tools import check, cold, direct, hit, idle, make, prompt, run
 from fsspec.implementations.local import LocalFileSystem
 
 from hybridkv_ref.allocator import HeterogeneousAllocator
@@ -187,7 +187,9 @@ def killed(what: str, *at: int) -> Callable[[Path], tuple[int, str]]:
     """Killed when so many writes or reads were done."""
 
     def inject(folder: Path) -> tuple[int, str]:
-        injected = 0
+        injected, written = 0, what != "load"
+        if what == "direct":
+            direct(folder)
         for after in at:
             below = folder / f"{what}{after}"
             with subprocess.Popen(
@@ -200,19 +202,19 @@ def killed(what: str, *at: int) -> Callable[[Path], tuple[int, str]]:
                         break
                 sealed = {path.name for path in below.glob("*.safetensors")}
                 torn = list(below.glob(f"{TEMPORARY}*"))
-                assert bool(torn) == (what == "spill")
+                assert bool(torn) == written
                 victim.send_signal(signal.SIGKILL)
                 assert victim.wait(30) == -signal.SIGKILL
             injected += 1
-            allocator = make(below, shadow=True)
+            allocator = make(below, shadow=True, store_io="direct" if what == "direct" else "buffered")
             # Every object that was committed is there, none that was torn.  A copy may have been sealed since the look.
             assert sealed <= {f"{stored.name}.safetensors" for stored in allocator.tiers.objects}
             assert not list(below.glob(f"{TEMPORARY}*"))
-            assert len(allocator.tiers.objects) >= after if what == "spill" else len(sealed) > 0
+            assert len(allocator.tiers.objects) >= after if written else len(sealed) > 0
             check(allocator)
             assert all(load.result(30) for load in allocator.prefetch(TOKENS))
             saved = serves(allocator)
-            assert saved == 3 * UNIT or what == "spill"
+            assert saved == 3 * UNIT or written
             ended(allocator)
         return injected, "the store opens with every committed object and no torn one; the prefix comes back"
 
@@ -313,6 +315,7 @@ FAULTS: dict[str, Callable[[Path], tuple[int, str]]] = {
     "missing file": file_changes("missing file"),
     "slow disk": slow_disk,
     "kill -9 in a spill": killed("spill", 3),
+    "kill -9 in a direct spill": killed("direct", 3),
     "kill -9 in a load": killed("load", 4),
     "cancelled request, every stage": cancelled,
 }
@@ -325,7 +328,7 @@ def test_a_fault_loses_nothing_and_makes_nothing_wrong(fault: str, tmp_path: Pat
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("what", ["spill", "load"])
+@pytest.mark.parametrize("what", ["spill", "direct", "load"])
 def test_a_kill_at_any_time_loses_nothing(what: str, tmp_path: Path) -> None:
     assert killed(what, *range(9))(tmp_path)[0] == 9
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from allocator_tools import check, check_bytes, filler, make, prompt
+from allocator_tools import check, check_bytes, content, filler, make, prompt
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
@@ -107,7 +107,13 @@ class Histories(RuleBasedStateMachine):
         else:
             at = one.request.position
             upto = min(at // UNIT * UNIT + UNIT, len(one.tokens) + 3)
-            if at < upto:
+            whole = (len(one.tokens) - at) // UNIT if at % UNIT == 0 and not one.request.writing else 0
+            if whole and picks.pop() % 2:
+                # Whole units at once, and their bytes after them.
+                for segment in self.allocator.writer.extend_together(one.request, 1 + picks.pop() % whole):
+                    rows = content(one.tokens, segment.group, *segment.token_range)
+                    self.allocator.book.write_rows(segment, 0, rows)
+            elif at < upto:
                 try:
                     to = upto if picks.pop() % 4 else at + 1 + picks.pop() % (upto - at)
                     self.allocator.extend(one.request, to, filler(one.tokens))

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from allocator_tools import GEOMETRY, TABLES, cold, hit, idle, make, prompt, run
+from allocator_tools import GEOMETRY, TABLES, OffByEight, cold, direct, hit, idle, make, prompt, run
 
 from hybridkv_ref.allocator import HeterogeneousAllocator, HitLease, NotAdmitted, build, demand, size_caps
 from hybridkv_ref.allocator.abi import DECLARED, describe, unserved
@@ -24,6 +24,7 @@ from hybridkv_ref.allocator.media import Files
 from hybridkv_ref.allocator.refinement import differences
 from hybridkv_ref.decoder_geometry import Descriptor
 from hybridkv_ref.errors import InputError
+from hybridkv_ref.io_unit import BUFFERED
 from hybridkv_ref.layouts import load
 from hybridkv_ref.machine import Refused
 from hybridkv_ref.tables import Tables
@@ -198,7 +199,7 @@ def load_without_memory(allocator: HeterogeneousAllocator) -> str | None:
         allocator.limit(1)
         allocator.tiers.fire(stored.entity, "want", need_until=0)
         need = segment.group.size(0, UNIT)
-        return refusal(lambda: allocator.tiers.fire(stored.entity, "load_begin", need=need))
+        return refusal(lambda: allocator.tiers.fire(stored.entity, "load_begin", need=need, **BUFFERED._asdict()))
     finally:
         allocator.limit(allocator.first_bytes)
 
@@ -212,8 +213,8 @@ def second_load(allocator: HeterogeneousAllocator) -> str | None:
     allocator.evictor.empty()
     for entity in (one, other):
         allocator.tiers.fire(entity, "want", need_until=0)
-    allocator.tiers.fire(one, "load_begin", need=48)
-    return refusal(lambda: allocator.tiers.fire(other, "load_begin", need=48))
+    allocator.tiers.fire(one, "load_begin", need=48, **BUFFERED._asdict())
+    return refusal(lambda: allocator.tiers.fire(other, "load_begin", need=48, **BUFFERED._asdict()))
 
 
 def out_of_turn(allocator: HeterogeneousAllocator) -> str | None:
@@ -225,7 +226,7 @@ def out_of_turn(allocator: HeterogeneousAllocator) -> str | None:
     allocator.evictor.empty()
     for entity in (one, other):
         allocator.tiers.fire(entity, "want", need_until=0)
-    return refusal(lambda: allocator.tiers.fire(other, "load_begin", need=48))
+    return refusal(lambda: allocator.tiers.fire(other, "load_begin", need=48, **BUFFERED._asdict()))
 
 
 def full_store(allocator: HeterogeneousAllocator) -> str | None:
@@ -345,6 +346,40 @@ def padding_elsewhere(allocator: HeterogeneousAllocator) -> str | None:
     return refusal(lambda: allocator.graph_row(graph, "replay"))
 
 
+def misalign(allocator: HeterogeneousAllocator) -> None:
+    """From now on the disk is read and written by direct I/O, through buffers that are off its unit."""
+    media = allocator.tiers.media
+    assert isinstance(media, dict)
+    disk = media["DISK"]
+    assert isinstance(disk, Files)
+    media["DISK"] = direct(Path(disk.root), OffByEight)
+
+
+def told(allocator: HeterogeneousAllocator, how: str) -> str | None:
+    """What the outcomes of one sort say."""
+    return next((outcome.partition(": ")[2] for outcome in allocator.tiers.outcomes if outcome.startswith(how)), None)
+
+
+def spill_of_a_misaligned_buffer(allocator: HeterogeneousAllocator) -> str | None:
+    misalign(allocator)
+    cold(allocator, TOKENS)
+    idle(allocator)
+    return told(allocator, "spill refused")
+
+
+def load_into_a_misaligned_buffer(allocator: HeterogeneousAllocator) -> str | None:
+    cold(allocator, TOKENS)
+    idle(allocator)
+    allocator.evictor.empty()
+    before = len(allocator.tiers.objects)
+    misalign(allocator)
+    for done in allocator.prefetch(TOKENS):
+        done.result(30)
+    found = told(allocator, "load skipped")
+    assert found is None or len(allocator.tiers.objects) == before  # what is refused is not lost
+    return found
+
+
 SMALL_DISK: dict[str, Any] = {"store_bytes": 10}
 ONE_SLOT: dict[str, Any] = {"io_slots": 1}
 WINDOW_GUARDS = tuple(g.text for g in TABLES.event("request.join").guards if "swa_window" in g.text)
@@ -373,6 +408,14 @@ CASES: list[tuple[str, Scenario, str, tuple[str, ...], str, dict[str, Any]]] = [
     ("HKV-L2-002", unserved_request, "match start_cold", ("req.kernel",), "req.kernel", {}),
     ("HKV-L3-001", group_is_missing, "join", WINDOW_GUARDS, f"L3: {WINDOW_GUARDS[0]}", {}),
     ("HKV-L4-001", misaligned_base, "pass_l4", ("slack == 0",), "L4: slack == 0", {}),
+    (
+        "HKV-L4-002", spill_of_a_misaligned_buffer, "open_object", ("not direct or buffer == 0",),
+        "not direct or buffer == 0", {},
+    ),
+    (
+        "HKV-L4-002", load_into_a_misaligned_buffer, "load_begin", ("not direct or buffer == 0",),
+        "not direct or buffer == 0", {},
+    ),
     (
         "HKV-S1-002", fill_pool, "admit", ("used + size <= CAP",), "used + size <= CAP",
         {"kind_bytes": {"swa_window": 600}},

@@ -36,6 +36,7 @@ from hybridkv_ref.allocator.records import StoredObject
 from hybridkv_ref.allocator.tiers import Tiers
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.fast_hit import Finder
+from hybridkv_ref.io_unit import BUFFERED
 from hybridkv_ref.rules import load_rules
 from hybridkv_ref.tables import Tables
 
@@ -306,7 +307,7 @@ def target_before_the_end(allocator: HeterogeneousAllocator) -> object:
     stored = spilled_and_gone(allocator)
     tiers, group = allocator.tiers, stored.group
     tiers.fire(stored.entity, "want", need_until=0)
-    tiers.fire(stored.entity, "load_begin", need=group.size(*stored.spans[0]))
+    tiers.fire(stored.entity, "load_begin", need=group.size(*stored.spans[0]), **BUFFERED._asdict())
     segment = allocator.book.new_segment(group)
     copy = allocator.book.new_copy(stored.entity, segment.entity)
     lo, hi = stored.spans[0]

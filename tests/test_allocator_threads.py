@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from test_allocator_rules import without
 
 from hybridkv_ref.allocator import HeterogeneousAllocator, HitLease, NotAdmitted
-from hybridkv_ref.allocator.book import move_rows
 from hybridkv_ref.allocator.lockstep import UNIT
 from hybridkv_ref.allocator.refinement import differences
+from hybridkv_ref.allocator.segment_bytes import move_rows
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.machine import Refused
 from hybridkv_ref.tables import Tables

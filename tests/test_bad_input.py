@@ -108,6 +108,12 @@ def test_a_rule_that_nobody_wrote(tmp_path: Path) -> None:
         (("simulate", *MODEL, *MEMORY, "--alignment", "0"), "alignment"),
         (("simulate", *MODEL, *MEMORY, "--requests", "-1"), "requests"),
         (("simulate", "nowhere.jsonl", *MODEL, *MEMORY), "nowhere.jsonl:1: cannot be read"),
+        (("simulate", *MODEL, *MEMORY, "--events", "no/where.jsonl"), "No such file"),
+        (("simulate", *MODEL, *MEMORY, "--events", "e.jsonl", "--disk", "1GiB"), "simulate:events: told of full"),
+        (
+            ("simulate", "--model", "gpt-oss-20b", *MEMORY, "--events", "e.jsonl", "--alignment", "16"),
+            "is no multiple of the",
+        ),
     ],
 )
 def test_an_argument_that_means_nothing(tmp_path: Path, arguments: tuple[str, ...], reason: str) -> None:

@@ -143,5 +143,5 @@ def test_the_hash_moves_with_a_rule_and_not_with_a_comment(tmp_path: Path) -> No
     (commented / "oracle" / "block.toml").write_text("# note\n" + (spec / "oracle" / "block.toml").read_text())
     assert oracle_hash(commented) == oracle_hash()
     changed = copy_oracle_spec(tmp_path / "changed")
-    edit(changed / "oracle" / "index.toml", 'when = ["count <= real"]', 'when = ["count == real"]')
+    edit(changed / "oracle" / "index.toml", 'when = ["count <= real", ', 'when = ["count == real", ')
     assert oracle_hash(changed) != oracle_hash()

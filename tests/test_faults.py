@@ -4,6 +4,7 @@ Each is refused at its event by its rule, its correction is accepted, and so are
 """
 
 import json
+import operator
 import re
 import tomllib
 from pathlib import Path
@@ -20,6 +21,7 @@ from hybridkv_ref.rules import load_rules
 
 FOLDER = Path(__file__).parent / "faults"
 MOST_LEFT_OUT = 6
+LISTED, FURTHER = "KVB-", "PUB-"
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,6 +32,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     before: str
     bad: str
     good: str
+    source: str = ""
 
     def trace(self, ending: str) -> tuple[Header, list[Event]]:
         lines = (self.before + ending).splitlines()
@@ -50,6 +53,7 @@ def load() -> dict[str, Fault]:
 
 
 FAULTS = load()
+README = (FOLDER / "README.md").read_text()
 LABELS: dict[str, list[str]] = tomllib.loads((FOLDER / "labels.toml").read_text())
 
 
@@ -89,12 +93,25 @@ def test_every_fault_of_the_list_is_there_and_has_a_rule_of_its_labels(shared_da
         own = entry["expected_verdict"]["rule_ids"]
         more = [entry["class"], *entry["also"], *([entry["new_rule"]] if entry["new_rule"] else [])]
         listed[entry["id"]] = (entry["system"], [*own, *more])
-    assert FAULTS.keys() <= listed.keys()
-    assert len(listed) - len(FAULTS) <= MOST_LEFT_OUT
-    for name, fault in FAULTS.items():
+    ours = {name: fault for name, fault in FAULTS.items() if name.startswith(LISTED)}
+    assert ours.keys() <= listed.keys()
+    assert len(listed) - len(ours) <= MOST_LEFT_OUT
+    for name, fault in ours.items():
         system, labels = listed[name]
         assert fault.system == system
         assert fault.rule in {rule for label in labels for rule in LABELS[label]}, name
+
+
+def test_further_faults_say_where_they_come_from_and_the_readme_counts_them() -> None:
+    further = {name for name in FAULTS if not name.startswith(LISTED)}
+    assert sorted(further) == [f"{FURTHER}{number:03d}" for number in range(1, len(further) + 1)]
+    assert all(bool(fault.source) == (name in further) for name, fault in FAULTS.items())
+    counted = re.findall(r"^\| `(pub_\w+\.toml)` \|[^|]*\| (.*) \|$", README, re.MULTILINE)
+    assert {file for file, _ in counted} == {path.name for path in FOLDER.glob("pub_*.toml")}
+    for file, rounds in counted:
+        named, written = zip(*((int(a), int(b)) for a, b in re.findall(r"(\d+) of (\d+)", rounds)), strict=True)
+        assert sum(written) == len(tomllib.loads((FOLDER / file).read_text())), file
+        assert all(map(operator.le, named, written)), file
 
 
 def test_labels_and_faults_name_rules_that_exist() -> None:

@@ -10,13 +10,15 @@ from engine_traces import events_of, header
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference_driver import Driver
-from simulate_events import Telling
 
+from hybridkv_ref.cli import main
 from hybridkv_ref.events import Event, Header, tag
 from hybridkv_ref.models import load_model
 from hybridkv_ref.oracle import Oracle
 from hybridkv_ref.oracle_coverage import Coverage
 from hybridkv_ref.request_traces import read_trace
+from hybridkv_ref.sim_events import Telling
+from hybridkv_ref.validate import validate
 
 DEEP = 10_000
 # Rules of which a random trace of this driver shows something, whatever it does.
@@ -166,6 +168,17 @@ def test_what_simulate_does_on_a_real_trace_is_accepted(shared_data: Path, model
     found = simulated(shared_data, model, memory, 0, 60)
     assert found.rules["HKV-L3-001"].premises > 0
     assert found.rules["HKV-S3-016"].premises > 0
+
+
+@pytest.mark.parametrize("model", ["command-r7b", "deepseek-v3.2", "jamba-v0.1", "minimax-m3", "phi-4-mini-flash"])
+def test_what_the_command_tells_of_a_generated_workload_is_accepted(tmp_path: Path, model: str) -> None:
+    told = tmp_path / "trace.jsonl"
+    arguments = ["simulate", "--model", model, "--gpu-memory", "1GiB", "--requests", "80", "--events", str(told)]
+    assert main([*arguments, "--json"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.jsonl"]
+    report = validate(str(told))
+    assert (report.verdict, report.refusals) == ("pass", 0)
+    assert report.coverage.rules["HKV-L3-001"].premises > 0
 
 
 @pytest.mark.deep

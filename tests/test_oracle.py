@@ -374,8 +374,12 @@ def test_a_request_that_comes_again_is_voted_on_again() -> None:
 
 def test_blocks_of_older_weights_do_not_pass() -> None:
     blocks = {"full": [1, 2, 3]}
-    events = [*served("a", IDS, blocks), Epoch("model"), *hit("b", 48, blocks)]
-    assert only(header(), *events, Allocate("b", "full", [4])).rules == ("HKV-KEY-002",)
+    looked = hit("b", 48, blocks)
+    events = [*served("a", IDS, blocks), Epoch("model"), *looked[:2]]
+    assert only(header(), *events).rules == ("HKV-KEY-002",)
+    # They were of the same weights when they were found.
+    events = [*served("a", IDS, blocks), *looked, Epoch("model"), Allocate("b", "full", [4])]
+    assert refusals(header(), *events) == ()
 
 
 def test_a_group_with_look_ahead_needs_its_successor() -> None:

@@ -16,14 +16,13 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
-from operator import is_not
 from pathlib import Path
 from typing import Any
 
 from hybridkv_ref import events as ev
 from hybridkv_ref.adapters.vllm_features import call_names, missing_features
 from hybridkv_ref.adapters.vllm_index import WatchedIndex
+from hybridkv_ref.adapters.vllm_tables import Held, Run, follow, split
 from hybridkv_ref.events import Event, Header
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.recovery import group_of
@@ -57,9 +56,10 @@ class Attached:
         self.missing = missing_features(type(manager))
         self.unit, self.names, self.pool = header.unit, [g.name for g in header.groups], manager.block_pool
         self.needs = [group_of(g, spec) for g in header.groups]
+        self.reused = [(i, need) for i, need in enumerate(self.needs) if header.groups[i].reuse]
         self.lives: dict[str, Life] = {}
-        self.held: list[dict[int, int]] = [{} for _ in self.names]
-        self.used = 0
+        self.held = [Held() for _ in self.names]
+        self.balance = (-1, -1)
         self.count = 0
         watched = [name for name in call_names() if hasattr(self, f"_{name}") and hasattr(manager, name)]
         self.calls = {name: getattr(manager, name) for name in watched}
@@ -71,8 +71,9 @@ class Attached:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def _ids(self, request: Any, lo: int, hi: int) -> list[int]:
-        tokens, unit = request.all_token_ids, self.unit
-        return [hash(tuple(tokens[i : i + unit])) for i in range(lo - lo % unit, hi - unit + 1, unit)]
+        # Tuples of a unit's tokens, which are left out where fewer are left.
+        tokens = iter(request.all_token_ids[lo - lo % self.unit : hi])
+        return list(map(hash, zip(*[tokens] * self.unit, strict=False)))
 
     def _life(self, request: Any) -> Life:
         life = self.lives.get(request.request_id)
@@ -100,9 +101,10 @@ class Attached:
             self.sink(ev.Reject(name, at))
             life.sent = at
         if request.num_tokens > life.told:
-            known = life.told - life.told % self.unit
-            self.sink(ev.Accept(name, request.num_tokens, self._ids(request, known, request.num_tokens)))
-            life.told = request.num_tokens
+            count, known = request.num_tokens, life.told - life.told % self.unit
+            ids = self._ids(request, known, count) if count - known >= self.unit else []
+            self.sink(ev.Accept(name, count, ids))
+            life.told = count
 
     def _done(self, life: Life, position: float) -> None:
         """Steps up to a position are done."""
@@ -126,21 +128,21 @@ class Attached:
 
     def _allocate_slots(self, request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
         call = self.calls["allocate_slots"]
-        given = dict(zip(self.parameters, args, strict=False)) | kwargs
+        given = dict(zip(self.parameters, args, strict=False)) | kwargs if args else kwargs
         life, start = self._life(request), request.num_computed_tokens
         self._progress(request, life)
         local, outside = given.get("num_new_computed_tokens", 0), given.get("num_external_computed_tokens", 0)
         hits = given.get("new_computed_blocks")
         new = not any(life.tables)
-        if new and (local != max(life.used, 0) or (local and outside)):
-            self._look(request, hits, local, outside)
         result = call(request, num_new_tokens, *args, **kwargs)
+        if new and result is not None and (local != max(life.used, 0) or (local and outside)):
+            self._look(request, hits, local, outside)
         cached = [[b.block_id for b in g] for g in hits.blocks] if hits is not None and new else []
         pinned, taken = self._moved(request.request_id, life, cached)
         for index, numbers in pinned:
             self.sink(ev.Pin(request.request_id, self.names[index], numbers))
-        stored = self.index.leave({n for _, _, numbers in taken for n in numbers})
-        for index, at, numbers in taken:
+        stored = self.index.leave([numbers for _, (_, numbers) in taken])
+        for index, (at, numbers) in taken:
             self.sink(ev.Allocate(request.request_id, self.names[index], numbers, at * self.header.groups[index].block))
         if new and cached:
             life.stored = [len(blocks) for blocks in cached]
@@ -149,40 +151,42 @@ class Attached:
             if outside:
                 self._external(request.request_id, life, start + local, begin, given.get("delay_cache_blocks", False))
             if num_new_tokens:
-                self._step(request, life, begin, begin + num_new_tokens, first=new)
+                self._step(request, life, begin, begin + num_new_tokens)
             life.used = -1
         self.index.come(stored, life.tables, life.stored)
         self._balance()
         return result
 
-    def _step(self, request: Any, life: Life, lo: int, hi: int, first: bool) -> None:
+    def _step(self, request: Any, life: Life, lo: int, hi: int) -> None:
         """What is written, and what is read before it: a group that keeps everything is told whole only once."""
         name = request.request_id
-        if hi > request.num_tokens:
-            self.sink(ev.Draft(name, hi - max(lo, request.num_tokens)))
         reads: list[ev.Span] = []
-        for index, need in enumerate(self.needs):
+        for index, need in self.reused if lo else ():
             low, size = need.need(lo, lo)[0], need.unit
-            if lo and (low or first) and self.header.groups[index].reuse:
-                blocks = life.tables[index][low // size : -(-lo // size)]
-                reads.append(ev.Span(need.name, blocks, low, lo))
-        self._dispatch(name, life, lo, hi, reads)
-        life.steps.append((f"{name}#{self.count}", hi))
+            if low or not life.sent:
+                reads.append(ev.Span(need.name, life.tables[index][low // size : -(-lo // size)], low, lo))
+        life.steps.append((self._dispatch(name, life, lo, hi, reads), hi))
         life.sent = hi
 
-    def _dispatch(self, name: str, life: Life, lo: int, hi: int, reads: list[ev.Span]) -> None:
+    def _dispatch(self, name: str, life: Life, lo: int, hi: int, reads: list[ev.Span]) -> str:
+        """Tells a step, whose name it gives."""
+        return self._write(name, life, lo, hi, reads)
+
+    def _write(self, name: str, life: Life, lo: int, hi: int, reads: list[ev.Span]) -> str:
         self.count += 1
-        writes = []
-        for index, group in enumerate(self.header.groups):
-            if group.reuse:
-                blocks = life.tables[index][lo // group.block : -(-hi // group.block)]
-                writes.append(ev.Span(group.name, blocks, lo, hi))
-        self.sink(ev.Dispatch(f"{name}#{self.count}", name, reads, writes))
+        step = f"{name}#{self.count}"
+        if hi > life.told:
+            self.sink(ev.Draft(name, hi - max(lo, life.told)))
+        writes = [
+            ev.Span(need.name, life.tables[index][lo // need.unit : -(-hi // need.unit)], lo, hi)
+            for index, need in self.reused
+        ]
+        self.sink(ev.Dispatch(step, name, reads, writes))
+        return step
 
     def _external(self, name: str, life: Life, lo: int, hi: int, delayed: bool) -> None:
         if not delayed:
-            self._dispatch(name, life, lo, hi, [])
-            self.sink(ev.Complete(f"{name}#{self.count}"))
+            self.sink(ev.Complete(self._write(name, life, lo, hi, [])))
             return
         self.count += 1
         life.load, parts = f"load{self.count}", []
@@ -206,14 +210,19 @@ class Attached:
         return result
 
     def _free(self, request: Any) -> Any:
-        name, life = request.request_id, self._life(request)
-        over = request.is_finished()
+        life = self._life(request)
         self._progress(request, life)
         for step, _ in life.steps:
             self.sink(ev.Complete(step))
         if life.load:
             self.loaded(request, False)
         result = self.calls["free"](request)
+        self._left(request, life)
+        return result
+
+    def _left(self, request: Any, life: Life) -> None:
+        """A request has given its blocks back, for good or to begin again."""
+        name, over = request.request_id, request.is_finished()
         aborted = over and "ABORT" in request.status.name
         self.sink(ev.Abort(name) if aborted else ev.Finish(name) if over else ev.Preempt(name))
         self._moved(name, life, [])
@@ -222,7 +231,6 @@ class Attached:
             self.lives[name] = Life(life.tables, life.blocks, [0] * len(self.names), life.told)
         self._tell_index()
         self._balance()
-        return result
 
     def _remove_skipped_blocks(self, request_id: str, *args: Any, **kwargs: Any) -> Any:
         result = self.calls["remove_skipped_blocks"](request_id, *args, **kwargs)
@@ -254,43 +262,31 @@ class Attached:
 
     def _moved(
         self, name: str, life: Life, cached: Sequence[list[int]]
-    ) -> tuple[list[tuple[int, list[int]]], list[tuple[int, int, list[int]]]]:
-        """Tells what left a request's tables; gives what came: (group, pinned blocks), (group, index, new blocks)."""
-        pinned, taken, null = [], [], self.header.null
-        for index, blocks in enumerate(self.manager.coordinator.get_blocks(name)):
-            seen, old = life.blocks[index], life.tables[index]
-            both = min(len(seen), len(blocks))
-            other = list(compress(range(both), map(is_not, seen, blocks)))
-            if not other and len(seen) == len(blocks):
+    ) -> tuple[list[tuple[int, list[int]]], list[tuple[int, Run]]]:
+        """Tells what left a request's tables; gives what came: (group, pinned blocks), (group, new blocks)."""
+        pinned: list[tuple[int, list[int]]] = []
+        taken: list[tuple[int, Run]] = []
+        null = self.header.null
+        for index, now in enumerate(self.manager.coordinator.get_blocks(name)):
+            if now == life.blocks[index]:
                 continue
-            new = old[:both] + [b.block_id for b in blocks[both:]]
-            for i in other:
-                new[i] = blocks[i].block_id
-            gone = [old[i] for i in (*other, *range(both, len(old))) if old[i] != null]
-            came = [(i, new[i]) for i in (*other, *range(both, len(new))) if new[i] != null]
-            life.blocks[index] = list(blocks)
-            held, shared = self.held[index], cached[index] if cached else ()
-            before = len(held)
-            for number in gone:
-                held[number] -= 1
-                if not held[number]:
-                    del held[number]
+            gone, came = follow(life.blocks[index], life.tables[index], now, null)
             if gone:
+                self.held[index].give(gone)
                 self.sink(ev.Free(name, self.names[index], gone[::-1]))
-            for _, number in came:
-                held[number] = held.get(number, 0) + 1
-            self.used += len(held) - before
-            # A block of the hit that the window has passed is not pinned, and may come back as a new one.
-            if hits := [n for i, n in came if i < len(shared) and shared[i] == n]:
-                pinned.append((index, hits))
-            fresh = [(i, n) for i, n in came if i >= len(shared) or shared[i] != n]
-            while fresh:
-                run = [n for place, (i, n) in enumerate(fresh) if i == fresh[0][0] + place]
-                taken.append((index, fresh[0][0], run))
-                fresh = fresh[len(run) :]
-            life.tables[index] = new
+            for _, numbers in came:
+                self.held[index].take(numbers)
+            if came and cached and cached[index]:
+                # A block of the hit that the window has passed is not pinned, and may come back as a new one.
+                hits, came = split(came, cached[index], null)
+                if hits:
+                    pinned.append((index, hits))
+            taken += [(index, run) for run in came]
         return pinned, taken
 
     def _balance(self) -> None:
-        free, capacity = self.pool.get_num_free_blocks(), self.pool.num_gpu_blocks - 1
-        self.sink(ev.Measure("pool", free=free, used=self.used, capacity=capacity))
+        """Counts that did not change are not told again."""
+        balance = self.pool.get_num_free_blocks(), sum(map(len, self.held))
+        if balance != self.balance:
+            self.balance = balance
+            self.sink(ev.Measure("pool", free=balance[0], used=balance[1], capacity=self.pool.num_gpu_blocks - 1))

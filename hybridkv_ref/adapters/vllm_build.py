@@ -1,18 +1,29 @@
-"""A real vLLM cache manager for our model geometry, and the header of its trace.
+"""A real vLLM cache manager, or Scheduler, for our model geometry, and the header of its trace.
 
 Groups are the geometry's, one engine spec each: the engine's own planner would also merge layers that share a block
 size, which changes no block table's rules. Sizes of heads do not matter to the manager and are made up.
 """
 
 import inspect
+import json
+import tempfile
 from collections.abc import Callable
 from math import gcd, lcm
+from pathlib import Path
 from typing import Any
 
 from hybridkv_ref.adapters.vllm import CLAIMS
 from hybridkv_ref.adapters.vllm_features import missing_features
 from hybridkv_ref.events import Engine, GroupSpec, Header
 from hybridkv_ref.models import Group, Model
+
+LENGTH = 1 << 14
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 64,
+    "num_attention_heads": 1, "num_key_value_heads": 1, "num_hidden_layers": 1, "vocab_size": 1 << 21,
+    "max_position_embeddings": 1 << 15, "torch_dtype": "bfloat16",
+}  # fmt: skip
+"""A model whose name the engine knows; the scheduler asks of it no more than lengths. Groups come from the geometry."""
 
 
 def _accepted(call: Callable[..., Any], wanted: dict[str, Any]) -> dict[str, Any]:
@@ -98,3 +109,66 @@ def describe(config: Any, model: Model, unit: int) -> Header:
     return Header(
         "hybridkv.events/1", engine=engine, model=model.name, unit=unit, groups=tuple(groups), capabilities=CLAIMS
     )
+
+
+def build_scheduler(
+    model: Model, blocks: int, asynchronous: bool, policy: str, drafts: int, connector: int | None
+) -> tuple[Any, Any]:
+    """A real Scheduler for a model's groups, events on, and its configuration of caches; ``connector`` is a seed."""
+    from vllm.config import (
+        CacheConfig,
+        KVEventsConfig,
+        KVTransferConfig,
+        ModelConfig,
+        SchedulerConfig,
+        SpeculativeConfig,
+        VllmConfig,
+    )
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    config = configure(model, blocks)
+    whole, least = units(config)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(CONFIG))
+        named = ModelConfig(folder, skip_tokenizer_init=True, max_model_len=LENGTH, dtype="bfloat16")
+        settings = SchedulerConfig(
+            max_num_seqs=5,
+            max_num_batched_tokens=3 * whole + 7,
+            max_model_len=LENGTH,
+            enable_chunked_prefill=True,
+            is_encoder_decoder=False,
+            policy=policy,
+        )
+        caches = CacheConfig(
+            enable_prefix_caching=True, mamba_cache_mode="align" if config.has_mamba_layers else "none"
+        )
+        guess = None
+        if drafts:
+            # Of the methods that the engine schedules asynchronously, the one that asks for no model.
+            method = "ngram_gpu" if asynchronous else "ngram"
+            guess = SpeculativeConfig(
+                method=method, num_speculative_tokens=drafts, prompt_lookup_max=drafts, prompt_lookup_min=1
+            )
+        outside = None
+        if connector is not None:
+            outside = KVTransferConfig(
+                kv_connector="ChanceConnector", kv_connector_module_path="hybridkv_ref.adapters.vllm_connector",
+                kv_role="kv_both", kv_load_failure_policy="recompute",
+                kv_connector_extra_config={"seed": connector, "align": whole},
+            )  # fmt: skip
+        made = VllmConfig(
+            model_config=named,
+            scheduler_config=settings,
+            cache_config=caches,
+            speculative_config=guess,
+            kv_transfer_config=outside,
+            kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
+        )
+        structured = StructuredOutputManager(made)
+    caches.num_gpu_blocks, caches.block_size = blocks, whole
+    # The platform's own settings switch it off on a CPU, where the engine's runner has no use for it.
+    settings.async_scheduling = asynchronous
+    kind = AsyncScheduler if asynchronous else Scheduler
+    return kind(made, config, structured, block_size=whole, hash_block_size=least), config

@@ -29,7 +29,8 @@ class WrongBytes(Exception):
 class Known:
     """What a runner keeps of a request: its tokens, a fingerprint of each prefix, a block table per group.
 
-    ``prompt`` and ``length`` count tokens: as it came, and with those that the scheduler has or awaits.
+    ``prompt`` and ``length`` count tokens: as it came, and with those that the scheduler has or awaits. ``refused`` are
+    drafts of steps of its present ``life`` that the scheduler still counts, for it has not heard of them.
     """
 
     tokens: list[int]
@@ -38,6 +39,8 @@ class Known:
     prompt: int
     length: int
     prints: list[int] = field(default_factory=list)
+    life: int = 0
+    refused: int = 0
 
     def upto(self, end: int) -> None:
         """Fingerprints of all prefixes up to ``end``; what lies beyond the known tokens is sampled."""
@@ -58,7 +61,9 @@ class Known:
 class Job:
     """One request in a step that was prepared: [lo, hi) with what is written, and per group slots and what is read.
 
-    ``out``: the tokens that it samples. ``told``: the writes of its tables. ``step``: the name by which it is told.
+    ``first``: position of the first token that it samples; drafts are the input from there on, of which it refuses
+    ``refused``. ``out``: the tokens that it samples. ``told``: the writes of its tables. ``life``: of its request.
+    ``step``: the name by which it is told.
     """
 
     name: str
@@ -67,18 +72,35 @@ class Job:
     written: np.ndarray[Any, Any]
     slots: list[np.ndarray[Any, Any]]
     reads: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
+    first: int
     out: list[int]
     told: list[Event]
+    refused: int
+    life: int
     step: str = ""
+
+    @property
+    def kept(self) -> int:
+        """Where what it wrote and nothing refuses ends."""
+        return self.hi - self.refused
 
 
 class Runner:
-    """Runs the steps of one Scheduler; WrongBytes where a step reads what its request is not made of."""
+    """Runs the steps of one Scheduler; WrongBytes where a step reads what its request is not made of.
+
+    A draft that the scheduler leaves open (-1) is the runner's own: right up to some place, by ``chance``.
+    """
 
     def __init__(
-        self, header: Header, needs: Sequence[Group], states: Sequence[bool], blocks: int, longest: int
+        self,
+        header: Header,
+        needs: Sequence[Group],
+        states: Sequence[bool],
+        blocks: int,
+        longest: int,
+        chance: random.Random,
     ) -> None:
-        self.header, self.needs, self.states, self.longest = header, needs, states, longest
+        self.header, self.needs, self.states, self.longest, self.chance = header, needs, states, longest, chance
         self.sizes = [g.block for g in header.groups]
         per = [1 if state else size for state, size in zip(self.states, self.sizes, strict=True)]
         self.shadow = [np.zeros(blocks * slots, np.uint64) for slots in per]
@@ -101,9 +123,11 @@ class Runner:
         old = output.scheduled_cached_reqs
         rows = zip(old.req_ids, old.num_computed_tokens, old.num_output_tokens, old.new_block_ids, strict=True)
         for name, start, sampled, blocks in rows:
-            starts[name] = start
-            self.known[name].length = self.known[name].prompt + sampled
-            resumed = name in old.resumed_req_ids
+            resumed, sequence = name in old.resumed_req_ids, self.known[name]
+            if resumed:
+                sequence.life, sequence.refused = sequence.life + 1, 0
+            starts[name] = start - sequence.refused
+            sequence.length = sequence.prompt + sampled - sequence.refused
             told[name] = self._tables(name, blocks, start, fresh=resumed) if blocks is not None else []
             self._compare(name, old.all_token_ids.get(name, ()))
         drafts = output.scheduled_spec_decode_tokens
@@ -136,6 +160,8 @@ class Runner:
         sequence, hi = self.known[name], lo + count
         sequence.upto(hi)
         accepted, first = 0, hi - len(drafts)
+        if drafts and drafts[0] < 0:
+            drafts = self.guess(sequence, first, len(drafts))
         while accepted < len(drafts) and drafts[accepted] == sequence.tokens[first + accepted]:
             accepted += 1
         prints = sequence.prints[lo:hi]
@@ -149,7 +175,10 @@ class Runner:
             at = self._slots(sequence, index, low, lo)
             reads.append((at, np.array(self._stored(index, sequence.prints, low, lo), np.uint64)))
         out = sequence.after(first, accepted + 1) if first >= sequence.length else []
-        return Job(name, lo, hi, np.array(prints, np.uint64), slots, reads, out, told)
+        refused = len(drafts) - accepted
+        sequence.refused += refused
+        written = np.array(prints, np.uint64)
+        return Job(name, lo, hi, written, slots, reads, first, out, told, refused, sequence.life)
 
     def _slots(self, sequence: Known, index: int, lo: int, hi: int) -> np.ndarray[Any, Any]:
         """The slots of positions [lo, hi); of a state's group the one that holds the state after them."""
@@ -178,13 +207,33 @@ class Runner:
                 reads.append(ev.Span(group.name, table[low // size : -(-job.lo // size)], low, job.lo))
         return [*job.told, ev.Dispatch(job.step, job.name, reads, writes)]
 
-    def guess(self, job: Job, count: int, chance: random.Random) -> list[int]:
-        """Drafts of what follows a job's tokens: right up to some place, sometimes."""
-        known = self.known.get(job.name)
-        at = job.hi + len(job.out)
-        right = known.after(at, count) if known is not None else [0] * count
-        cut = chance.randint(0, count)
+    def guess(self, sequence: Known, at: int, count: int) -> list[int]:
+        """Drafts of the tokens from ``at`` on: right up to some place, sometimes."""
+        right, cut = sequence.after(at, count), self.chance.randint(0, count)
         return [*right[:cut], *(token + 1 for token in right[cut:])]
+
+    def propose(self, job: Job, count: int) -> list[int]:
+        """Drafts of what follows a job's tokens."""
+        return self.guess(self.known[job.name], job.first + len(job.out), count) if job.name in self.known else []
+
+    def heard(self, job: Job) -> None:
+        """The scheduler has taken in what a job refused."""
+        sequence = self.known.get(job.name)
+        if sequence is not None and sequence.life == job.life:
+            sequence.refused -= job.refused
+
+    def load(self, tokens: list[int], salt: int, tables: list[list[int]], span: tuple[int, int], whole: bool) -> None:
+        """Bytes of positions [lo, hi) that come from elsewhere, wrong ones where they do not come ``whole``."""
+        lo, hi = span
+        sequence = Known(tokens, salt, tables, len(tokens), len(tokens))
+        sequence.upto(hi)
+        for index, shadow in enumerate(self.shadow):
+            table, size = tables[index], self.sizes[index]
+            ends = [hi - 1] if self.states[index] else range(lo, hi)
+            kept = [at for at in ends if table[at // size] != self.header.null]
+            slots = [table[at // size] if self.states[index] else table[at // size] * size + at % size for at in kept]
+            shadow[slots] = [sequence.prints[at] if whole else 1 for at in kept]
+            self.bytes_written += 8 * len(slots)
 
     # -- running ---------------------------------------------------------------------------------------------------
 

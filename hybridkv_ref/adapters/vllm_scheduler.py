@@ -2,151 +2,52 @@
 
 The scheduler calls its own manager, which is watched as ever. While it schedules, events wait: the step that a call of
 the manager is for is then told as the runner prepared it, with the blocks in the runner's own tables. A step is done
-when the runner has run it. Two reductions: where blocks are given back under a step in flight, the step is told as done
-(the device runs in order, so whoever gets them writes later); and a preempted request that got a token meanwhile begins
-a new life, for its prompt has grown.
+when the runner has run it. Under a connector some requests load tokens, at once or later, and some loads fail.
 """
 
-import json
 import random
-import tempfile
 from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from itertools import compress
+from operator import not_
 from typing import Any
 
 from hybridkv_ref import events as ev
-from hybridkv_ref.adapters.vllm import Attached, Life
-from hybridkv_ref.adapters.vllm_build import configure, describe, units
+from hybridkv_ref.adapters.vllm_build import LENGTH, build_scheduler, describe, units
 from hybridkv_ref.adapters.vllm_driver import MODELS, Prompts, geometry, longest
 from hybridkv_ref.adapters.vllm_runner import Job, Runner
+from hybridkv_ref.adapters.vllm_watched import Planned, Watched
 from hybridkv_ref.events import Event
-from hybridkv_ref.models import Model
 from hybridkv_ref.oracle import Oracle
 from hybridkv_ref.oracle_records import Refusal
-
-LENGTH = 1 << 14
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 64,
-    "num_attention_heads": 1, "num_key_value_heads": 1, "num_hidden_layers": 1, "vocab_size": 1 << 21,
-    "max_position_embeddings": 1 << 15, "torch_dtype": "bfloat16",
-}  # fmt: skip
-"""A model whose name the engine knows; the scheduler asks of it no more than lengths. Groups come from the geometry."""
 
 WAYS: dict[str, dict[str, Any]] = {
     "scheduler": {},
     "scheduler, drafts": {"drafts": 3},
     "scheduler, by priority": {"policy": "priority"},
     "asynchronous scheduler": {"asynchronous": True},
+    "asynchronous scheduler, drafts": {"asynchronous": True, "drafts": 3},
+    "scheduler, connector": {"connector": True},
+    "asynchronous scheduler, connector": {"asynchronous": True, "connector": True},
 }
 """What a driver may be told."""
-
-
-@dataclass(frozen=True)
-class Planned:
-    """Stands where the manager was asked for the blocks of a step, until the runner says what the step is."""
-
-    step: str
-    req: str
-    first: bool
-
-
-def build_scheduler(model: Model, blocks: int, asynchronous: bool, policy: str, drafts: int) -> tuple[Any, Any]:
-    """A real Scheduler for a model's groups, events on, and its configuration of caches."""
-    from vllm.config import (
-        CacheConfig,
-        KVEventsConfig,
-        ModelConfig,
-        SchedulerConfig,
-        SpeculativeConfig,
-        VllmConfig,
-    )
-    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-    from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.structured_output import StructuredOutputManager
-
-    config = configure(model, blocks)
-    whole, least = units(config)
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(CONFIG))
-        named = ModelConfig(folder, skip_tokenizer_init=True, max_model_len=LENGTH, dtype="bfloat16")
-        settings = SchedulerConfig(
-            max_num_seqs=5,
-            max_num_batched_tokens=3 * whole + 7,
-            max_model_len=LENGTH,
-            enable_chunked_prefill=True,
-            is_encoder_decoder=False,
-            policy=policy,
-        )
-        caches = CacheConfig(
-            enable_prefix_caching=True, mamba_cache_mode="align" if config.has_mamba_layers else "none"
-        )
-        guess = None
-        if drafts:
-            guess = SpeculativeConfig(
-                model="ngram", num_speculative_tokens=drafts, prompt_lookup_max=drafts, prompt_lookup_min=1
-            )
-        made = VllmConfig(
-            model_config=named,
-            scheduler_config=settings,
-            cache_config=caches,
-            speculative_config=guess,
-            kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
-        )
-        structured = StructuredOutputManager(made)
-    caches.num_gpu_blocks, caches.block_size = blocks, whole
-    settings.async_scheduling = asynchronous
-    kind = AsyncScheduler if asynchronous else Scheduler
-    return kind(made, config, structured, block_size=whole, hash_block_size=least), config
-
-
-class Watched(Attached):
-    """A scheduler's manager: steps are what the runner says, and end when it says so."""
-
-    def __init__(self, manager: Any, header: ev.Header, hear: Callable[[Event | Planned], None]) -> None:
-        super().__init__(manager, header, hear)
-        self.plan: Callable[[Planned], None] = hear
-
-    def _done(self, life: Life, position: float) -> None:
-        """Left to the runner."""
-
-    def _life(self, request: Any) -> Life:
-        name, life = request.request_id, self.lives.get(request.request_id)
-        if life is not None and not any(life.tables) and request.num_tokens > life.told:
-            self.sink(ev.Abort(name))
-            del self.lives[name]
-        return super()._life(request)
-
-    def _dispatch(self, name: str, life: Life, lo: int, hi: int, reads: list[ev.Span]) -> None:
-        self.count += 1
-        self.plan(Planned(step=f"{name}#{self.count}", req=name, first=not life.sent))
-
-    def _cache_blocks(self, request: Any, num_computed_tokens: int) -> Any:
-        self._progress(request, self._life(request))
-        return super()._cache_blocks(request, num_computed_tokens)
-
-    def ran(self, name: str, step: str) -> None:
-        """A step has run; one whose blocks were given back was told as done then."""
-        life = self.lives.get(name)
-        if life is not None and life.steps and life.steps[0][0] == step:
-            life.steps.popleft()
-            self.sink(ev.Complete(step))
 
 
 class SchedulerDriver:
     """Arrivals, aborts and resets around a real Scheduler; ``depth`` 2 where it is asynchronous."""
 
     def __init__(
-        self, name: str, seed: int, asynchronous: bool = False, policy: str = "fcfs", drafts: int = 0, blocks: int = 0
-    ) -> None:
+        self, name: str, seed: int, asynchronous: bool = False, policy: str = "fcfs", drafts: int = 0, blocks: int = 0,
+        connector: bool = False,
+    ) -> None:  # fmt: skip
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 
         self.chance, self.drafts, self.policy = random.Random(seed), drafts, policy
         blocks = blocks or MODELS.get(name, 100)
         model = geometry(name)
-        self.scheduler, config = build_scheduler(model, blocks, asynchronous, policy, drafts)
+        self.scheduler, config = build_scheduler(
+            model, blocks, asynchronous, policy, drafts, seed if connector else None
+        )
         whole, least = units(config)
         self.header = describe(config, model, least)
         self.oracle = Oracle(self.header)
@@ -159,9 +60,12 @@ class SchedulerDriver:
         self.attached = Watched(self.scheduler.kv_cache_manager, self.header, self.hear)
         self.missing = self.attached.missing
         states = [g.shape == "state" for g in model.groups]
-        self.runner = Runner(self.header, self.attached.needs, states, blocks, LENGTH)
+        self.runner = Runner(self.header, self.attached.needs, states, blocks, LENGTH, self.chance)
         self.depth = 2 if asynchronous else 1
-        self.queue: deque[tuple[Any, dict[str, Job]]] = deque()
+        self.queue: deque[tuple[Any, dict[str, Job], list[Any]]] = deque()
+        self.connector = self.scheduler.connector
+        self.loads: list[Any] = []
+        self.ending = False
         self.prompts = Prompts(self.chance, whole, longest(self.header, blocks))
         self.hasher = get_request_block_hasher(least, sha256)
         self.salts: dict[str, int] = {}
@@ -207,6 +111,11 @@ class SchedulerDriver:
             else:
                 job = jobs[event.req]
                 job.step = event.step
+                for _, earlier, _ in self.queue:
+                    if (before := earlier.get(event.req)) is not None and before.refused:
+                        self.attached.ran(before)
+                if job.hi > event.told:
+                    self.hear(ev.Draft(job.name, job.hi - max(job.lo, event.told)))
                 for one in self.runner.events(job, event.first):
                     self.hear(one)
 
@@ -220,7 +129,18 @@ class SchedulerDriver:
         if scheduler.requests and c.random() < 0.05:
             self.abort(c.choice(list(scheduler.requests)))
         if c.random() < 0.01:
-            self.stats["resets"] += bool(scheduler.reset_prefix_cache(reset_running_requests=c.random() < 0.5))
+            self.stats["resets"] += bool(scheduler.reset_prefix_cache(self.idle() and c.random() < 0.5))
+        self.turn()
+
+    def idle(self) -> bool:
+        """Only running requests hold blocks: else the engine refuses to preempt all, "not supported yet"."""
+        late = self.connector is not None and self.depth > 1 and self.queue
+        running = {request.request_id for request in self.scheduler.running}
+        return not late and all(n in running or not any(life.tables) for n, life in self.attached.lives.items())
+
+    def turn(self) -> None:
+        """The engine schedules a step, and runs the oldest."""
+        scheduler = self.scheduler
         self.scheduling = True
         output = scheduler.schedule()
         jobs = self.runner.prepare(output, self.salts)
@@ -228,7 +148,7 @@ class SchedulerDriver:
         self.tell(jobs)
         self.stats["scheduled"] += len(jobs)
         self.stats["preempted"] += len(output.preempted_req_ids)
-        self.queue.append((output, jobs))
+        self.queue.append((output, jobs, self.loads_now()))
         while len(self.queue) >= self.depth:
             self.finish_step()
 
@@ -236,17 +156,70 @@ class SchedulerDriver:
         """The oldest step runs, and the scheduler hears of it; then drafts for the next one, some of them wrong."""
         from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
-        output, jobs = self.queue.popleft()
+        output, jobs, loads = self.queue.popleft()
+        for load in loads:
+            self.move(load, whole=True)
         self.runner.run(list(jobs.values()))
         for job in jobs.values():
-            self.attached.ran(job.name, job.step)
+            self.attached.ran(job)
         names = {name: place for place, name in enumerate(jobs)}
-        result = ModelRunnerOutput(list(names), names, [list(job.out) for job in jobs.values()])
+        result = ModelRunnerOutput(
+            list(names), names, [list(job.out) for job in jobs.values()], kv_connector_output=self.arrived()
+        )
         self.scheduler.update_from_output(output, result)
-        if self.drafts:
+        for job in jobs.values():
+            self.runner.heard(job)
+            self.stats["drafts_refused"] += job.refused
+            self.stats["drafts_accepted"] += max(len(job.out) - 1, 0)
+        if self.drafts and self.depth == 1:
             ready = [job for job in jobs.values() if job.out]
-            guesses = [self.runner.guess(job, self.drafts, self.chance) for job in ready]
+            guesses = [self.runner.propose(job, self.drafts) for job in ready]
             self.scheduler.update_draft_token_ids(DraftTokenIds([job.name for job in ready], guesses))
+
+    # -- a connector -----------------------------------------------------------------------------------------------
+
+    def loads_now(self) -> list[Any]:
+        """Loads that this step waits for; those that come later are kept apart."""
+        if self.connector is None:
+            return []
+        begun, self.connector.begun = self.connector.begun, []
+        self.stats["loads"] += len(begun)
+        self.loads += [load for load in begun if load.later]
+        for load in begun:
+            # Not ordered with the steps in flight: the bytes may be there before they run, or long after.
+            if load.later and self.chance.random() < 0.5:
+                self.move(load, whole=True)
+        return [load for load in begun if not load.later]
+
+    def move(self, load: Any, whole: bool) -> None:
+        """The bytes of a load."""
+        self.runner.load(load.tokens, self.salts[load.name], load.tables, (load.lo, load.hi), whole)
+
+    def arrived(self) -> Any:
+        """What the connector's workers say after a step: loads that ended, some badly, and blocks that were sent."""
+        from vllm.v1.outputs import KVConnectorOutput
+
+        if self.connector is None:
+            return None
+        ended, self.loads = self.apart(self.loads)
+        sent, kept = self.apart(sorted(self.connector.sending))
+        self.connector.sending = set(kept)
+        failed = {load.name for load in ended if self.chance.random() < 0.25}
+        for load in ended:
+            self.move(load, load.name not in failed)
+            self.attached.loaded(load.request, load.name not in failed)
+            self.connector.loading.discard(load.name)
+        self.stats["loads_failed"] += len(failed)
+        return KVConnectorOutput(
+            finished_sending=set(sent), finished_recving={load.name for load in ended}, failed_recving=failed
+        )
+
+    def apart(self, waiting: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Those whose time has come, and the others."""
+        due = [self.ending or self.chance.random() < 0.4 for _ in waiting]
+        return list(compress(waiting, due)), list(compress(waiting, map(not_, due)))
+
+    # -- requests --------------------------------------------------------------------------------------------------
 
     def arrive(self) -> None:
         """A request, some under a salt."""
@@ -272,7 +245,10 @@ class SchedulerDriver:
 
     def end(self) -> None:
         """Ends all that runs."""
+        self.ending = True
         for name in list(self.scheduler.requests):
             self.abort(name)
         while self.queue:
             self.finish_step()
+        while self.scheduler.requests:
+            self.turn()

@@ -8,7 +8,7 @@ The life of a request::
         allocator.read(lease)              # state_data_ptrs are presented; the bytes stay until the request finishes
     else:
         lease = allocator.retry(lease)     # a shorter hit, or none
-    allocator.extend(hit.request, upto)    # allocate, append, commit, for every group of one grid unit
+    allocator.extend(hit.request, upto)    # allocate, append, commit: every group of a grid unit, or none
     allocator.finish(hit.request)          # or abort, at any time
 
 A refused call changes nothing and raises ``machine.Refused`` with the row, the guard and the values, or
@@ -35,7 +35,8 @@ from hybridkv_ref.allocator.handoffs import Handoffs
 from hybridkv_ref.allocator.hits import Hits
 from hybridkv_ref.allocator.index import Tokens
 from hybridkv_ref.allocator.ledger import Ledger, Observer
-from hybridkv_ref.allocator.media import Medium, media_of
+from hybridkv_ref.allocator.media import Medium
+from hybridkv_ref.allocator.media_choice import media_of
 from hybridkv_ref.allocator.pipelines import Pipelines
 from hybridkv_ref.allocator.prefetch import Prefetcher
 from hybridkv_ref.allocator.records import (
@@ -70,6 +71,7 @@ class HeterogeneousAllocator(Environment):
                   slots as the caps of the kinds that use its page could fill, so give ``kind_bytes`` for large pools
     host_bytes, store_bytes, store  host memory for durable copies, bytes below the URL ``store`` (a folder, or anything
                   that fsspec opens)
+    store_io      "buffered", or "direct": files of a local folder are written and read past the page cache
     io_slots      loads at once; ``most_waiting`` bounds the queue of loads; ``tries`` per object before it is given up
     max_tokens    longest prompt; ``preempts``: how often one request may be preempted
     replay        tokens that a hit may compute again to do without a stored tail
@@ -94,6 +96,7 @@ class HeterogeneousAllocator(Environment):
         host_bytes: int = 0,
         store_bytes: int = 0,
         store: str | None = None,
+        store_io: str = "buffered",
         io_slots: int = 2,
         most_waiting: int = 64,
         tries: int = 3,
@@ -115,7 +118,7 @@ class HeterogeneousAllocator(Environment):
         self.first_bytes = device_bytes
         tables = tables or load_tables(spec)
         self.caps = {g.kind: (kind_bytes or {}).get(g.kind, device_bytes) for g in geometry.groups}
-        chosen = dict(media) if media is not None else media_of(host_bytes, store)
+        chosen = dict(media) if media is not None else media_of(host_bytes, store, store_io)
         self.reserve = int(geometry.policy.reserve * device_bytes) if chosen else 0
         constants = {f"{kind}.CAP": self.caps.get(kind, device_bytes) for kind in tables.kinds}
         constants |= {"GPU_CAP": device_bytes, "RESERVE": self.reserve, "IO_CAP": io_slots, "MAX_TRIES": tries}
@@ -248,7 +251,11 @@ class HeterogeneousAllocator(Environment):
             request.keys.extend(self.keys(known, salt)[len(request.keys) :])
 
     def extend(self, request: Request, upto: int, fill: Fill | None = None) -> list[CacheSegment]:
-        """Computes on to ``upto`` within one grid unit: every group is written and committed, or none."""
+        """Computes on to ``upto``, grid unit by grid unit: every group of a unit is written and committed, or none.
+
+        ``fill`` gives the rows to store.  Refused where memory cannot be had for a unit; those before it are written,
+        and ``request.position`` says how far it came.
+        """
         return self.writer.extend(request, upto, fill)
 
     def rows(self, segment: CacheSegment) -> Tensor:

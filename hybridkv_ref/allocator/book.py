@@ -6,41 +6,35 @@ lock, in the same atomic step as the row.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice, repeat
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hybridkv_ref.allocator.abi import describe
-from hybridkv_ref.allocator.arena import Arena, Slots
+from hybridkv_ref.allocator.arena import Slots
 from hybridkv_ref.allocator.geometry import Geometry, GroupGeometry
 from hybridkv_ref.allocator.index import PrefixIndex
-from hybridkv_ref.allocator.ledger import Kernel, Lane, Ledger
+from hybridkv_ref.allocator.ledger import Lane, Ledger
 from hybridkv_ref.allocator.records import CacheSegment, Lease, Request, StatePointer, StoredObject
-from hybridkv_ref.layouts import Page
+from hybridkv_ref.allocator.segment_bytes import SegmentBytes
 from hybridkv_ref.machine import Entity
 
 
-class Book:
+class Book(SegmentBytes):
     """Arenas, index and records below one ledger."""
 
     def __init__(
         self, ledger: Ledger, geometry: Geometry, caps: Mapping[str, int], device: torch.device | str, poison: bool
     ) -> None:
+        super().__init__(geometry, caps, device, poison)
         self.ledger, self.geometry = ledger, geometry
         self.readable = [ledger.sets(g.kind, "READABLE") for g in geometry.groups]
         self.empty = [ledger.sets(g.kind, "EMPTY") for g in geometry.groups]
         self.quiet = [ledger.sets(g.kind, "QUIET") for g in geometry.groups]
         self.index = PrefixIndex(geometry, self.readable)
         self.abi = [describe(g).identifier() for g in geometry.groups]
-        self.arenas: dict[Page, Arena] = {}
-        for group in geometry.groups:
-            if group.page not in self.arenas:
-                # As many slots as the caps of all kinds with groups on this page could fill.
-                kinds = {g.kind for g in geometry.groups if g.page == group.page}
-                slots = sum(caps[kind] for kind in kinds) // group.page.stride
-                self.arenas[group.page] = Arena(group.page, slots, device, poison)
         self.make_segment = [
             ledger.maker(ledger.lane_of[g.name], "segment", g.kind, group=g.cache, **self._stored_keys(g))
             for g in geometry.groups
@@ -77,8 +71,8 @@ class Book:
         """A lease of nothing yet, that of ``request`` on ``segment`` from now on."""
         with self.ledger.lock:
             entity = self.leases.pop() if self.leases else self.make_lease()
-            lane = self.ledger.lane_of[segment.group.name]
-            entity.refs["self"], entity.refs["req"] = segment.entity, request.records[lane.index]
+            record = request.records[self.ledger.lane_of[segment.group.name].index]
+            entity.refs["self"], entity.refs["req"] = segment.entity, record
             return Lease(segment, request, entity)
 
     def close_lease(self, lease: Lease) -> None:
@@ -145,6 +139,22 @@ class Book:
         entities = segment.entity, lease.entity, lease.request.records[lane.index]
         self.ledger.run(lane, event, entities, inputs, self.settle, segment)
 
+    def fire_each(
+        self, leases: Sequence[Lease], row: str, asking: bool = False, /, **inputs: Iterable[int | str]
+    ) -> None:
+        """A row of several leases of one request on segments of one group, in turn; per input a value for each.
+
+        Refused, with those before it fired, at the first that may not; ``asking``: those fire that may.
+        """
+        if not leases:
+            return
+        lane, event = self.event(leases[0].segment.group, row)
+        record, segments = leases[0].request.records[lane.index], [lease.segment for lease in leases]
+        columns = [inputs[name] for name in lane.world.machine.events[event].event.inputs]
+        entities = [segment.entity for segment in segments], [lease.entity for lease in leases], repeat(record)
+        firings = list(zip(*entities, *columns, strict=False))
+        self.ledger.run_each(lane, event, firings, self.settle, segments, asking)
+
     def entities_of(self, lease: Lease) -> tuple[Entity, ...]:
         """What takes part in a row of a lease: segment, lease and the request's record in the segment's lane."""
         lane = self.ledger.lane_of[lease.segment.group.name]
@@ -161,10 +171,6 @@ class Book:
         return self.ledger.allows(lane, event, segment.entity, **inputs)
 
     # -- memory --------------------------------------------------------------------------------------------------------
-    def arena(self, group: GroupGeometry) -> Arena:
-        """The pool of a group's layout."""
-        return self.arenas[group.page]
-
     def grant(
         self, segment: CacheSegment, span: tuple[int, int], row: str, entities: tuple[Entity, ...], **inputs: int
     ) -> None:
@@ -189,6 +195,42 @@ class Book:
                 segment.slots = None
                 arena.give(slots)
                 raise
+
+    def grant_each(
+        self, leases: Sequence[Lease], spans: Sequence[tuple[int, int]], row: str, **inputs: Iterable[int]
+    ) -> bool:
+        """As ``grant`` for several empty records of one group, if the row says that they fit together; whether it did.
+
+        Refused, with those before it granted, where one may not fire all the same.
+        """
+        group, layers = leases[0].segment.group, leases[0].segment.group.layers
+        counts = [layers * group.blocks(*span) for span in spans]
+        sizes, arena = [group.size(*span) for span in spans], self.arena(group)
+        _, event = self.event(group, row)
+        columns = {name: list(islice(column, len(leases))) for name, column in inputs.items()}
+        whole = {name: column[0] for name, column in columns.items()} | {"size": sum(sizes), "off": 0}
+        with self.ledger.atomic(event):
+            if sum(counts) > len(arena.free) or not self.lease_allows(leases[0], row, **whole):
+                return False
+            taken = self.split(arena.take(sum(counts)), counts, layers)
+            for lease, slots in zip(leases, taken, strict=True):
+                lease.segment.slots = slots
+            try:
+                self.fire_each(leases, row, size=sizes, off=map(arena.slack, taken), **columns)
+            except BaseException:
+                for lease, slots in zip(leases, taken, strict=True):
+                    if lease.segment.stage in self.empty[group.index]:
+                        lease.segment.slots = None
+                        arena.give(slots)
+                raise
+            return True
+
+    @staticmethod
+    def split(slots: Slots, counts: Sequence[int], layers: int) -> Sequence[Slots]:
+        """So many slots for each of several segments, as their block tables [layers, blocks]."""
+        if min(counts) == max(counts):
+            return list(slots.reshape(len(counts), layers, -1))
+        return [part.reshape(layers, -1) for part in np.split(slots, np.cumsum(counts)[:-1])]
 
     def keep(self, segment: CacheSegment, stored: StoredObject | None) -> None:
         """The segment has this durable copy from now on, or none; called under the lock."""
@@ -236,88 +278,3 @@ class Book:
         arena = self.arena(segment.group)
         slots = segment.slots if segment.slots is not None else np.zeros((segment.group.layers, 0), dtype=np.int64)
         return StatePointer(segment.group.name, arena.base, arena.offsets(slots), arena.page.nbytes, lease.entity.seen)
-
-    # -- bytes ---------------------------------------------------------------------------------------------------------
-    def write_rows(self, segment: CacheSegment, first: int, rows: Tensor) -> None:
-        """Stores rows ``first``, ... of a segment; uint8 [layers, rows, bytes of one entry], fields in order."""
-        move_rows(self.arena(segment.group), segment.slots, first, rows, store=True)
-
-    def read_rows(self, segment: CacheSegment, first: int, count: int) -> Tensor:
-        """uint8 [layers, count, bytes of one entry] of a segment's rows."""
-        page = segment.group.page
-        width = sum(place.nbytes * page.heads for place in page.regions())
-        out = torch.empty((segment.group.layers, count, width), dtype=torch.uint8, device=self.device)
-        move_rows(self.arena(segment.group), segment.slots, first, out, store=False)
-        return out
-
-    def read_blocks(self, segment: CacheSegment, copy: Kernel) -> Tensor:
-        """uint8 [layers * blocks, used bytes of a block], on the host; ``copy`` is the operation that moves them."""
-        arena, slots = self.arena(segment.group), _flat(segment)
-        staged = self.staging(segment.group, len(slots))
-        copy(arena.bytes, staged, whole_blocks(slots, range(len(slots)), arena.page.stride), unit=8)
-        self.wait()
-        return staged[:, : arena.page.nbytes].contiguous()
-
-    def write_blocks(self, segment: CacheSegment, blocks: Tensor, copy: Kernel) -> None:
-        """The inverse of ``read_blocks``."""
-        arena, slots = self.arena(segment.group), _flat(segment)
-        staged = self.staging(segment.group, len(slots))
-        staged[:, : arena.page.nbytes] = blocks
-        copy(staged, arena.bytes, whole_blocks(range(len(slots)), slots, arena.page.stride), unit=8)
-        self.wait()
-
-    def staging(self, group: GroupGeometry, blocks: int) -> Tensor:
-        """uint8 [blocks, stride] on the host, zeros; pinned where a device copies from or to it by itself."""
-        return torch.zeros(blocks, group.page.stride, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
-
-    def wait(self) -> None:
-        """Until the device has done what it was given."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the arenas are."""
-        return next(iter(self.arenas.values())).bytes.device
-
-
-def _flat(segment: CacheSegment) -> list[int]:
-    slots: list[int] = [] if segment.slots is None else segment.slots.reshape(-1).tolist()
-    return slots
-
-
-def whole_blocks(sources: Sequence[int], targets: Sequence[int], stride: int) -> Tensor:
-    """int64 [n, 5]: moves of whole blocks, as ``copy_blocks`` takes them."""
-    moves = [[source, 0, target, 0, stride] for source, target in zip(sources, targets, strict=True)]
-    return torch.tensor(moves, dtype=torch.int64).view(-1, 5)
-
-
-def row_moves(old: Page, new: Page, places: Iterable[tuple[int, int, int, int]]) -> Tensor:
-    """int64 [n, 5]: moves of single rows: (block, entry) of one arena to (block, entry) of another."""
-    moves = [
-        [a, r.base + i * r.entry_step + h * r.head_step, b, s.base + j * s.entry_step + h * s.head_step, r.count]
-        for a, i, b, j in places
-        for r, s in zip(old.regions(), new.regions(), strict=True)
-        for h in range(old.heads)
-    ]
-    return torch.tensor(moves, dtype=torch.int64).view(-1, 5)
-
-
-def move_rows(arena: Arena, slots: Slots | None, first: int, rows: Tensor, store: bool) -> None:
-    """Between packed rows and the regions of pages: row i is entry i mod entries of block i // entries."""
-    page = arena.page
-    if slots is None or not rows.shape[1]:
-        return
-    index = torch.arange(first, first + rows.shape[1])
-    block = torch.from_numpy(slots)[:, index // page.entries]
-    offset = 0
-    for place in page.regions():
-        for head in range(page.heads):
-            column = place.base + (index % page.entries)[:, None] * place.entry_step + head * place.head_step
-            column = column + torch.arange(place.nbytes)
-            at = (block[:, :, None], column[None])
-            if store:
-                arena.bytes[at] = rows[:, :, offset : offset + place.nbytes].to(arena.bytes.device)
-            else:
-                rows[:, :, offset : offset + place.nbytes] = arena.bytes[at]
-            offset += place.nbytes

@@ -22,6 +22,7 @@ class Evictor:
 
     def __init__(self, book: Book, policy: Policy) -> None:
         self.book, self.ledger, self.policy = book, book.ledger, policy
+        self.own = [policy.kinds[g.kind] for g in book.geometry.groups]
         kinds = list(dict.fromkeys(g.kind for g in book.geometry.groups))
         self.ranks = sorted({rank for own in policy.kinds.values() for rank in (own.evict, own.evict_durable)})
         self.queues: dict[int, dict[str, OrderedDict[CacheSegment, None]]] = {
@@ -35,7 +36,7 @@ class Evictor:
 
     def rank(self, segment: CacheSegment) -> int:
         """The policy's rank of a segment as it is now."""
-        own = self.policy.kinds[segment.kind]
+        own = self.own[segment.group.index]
         return own.evict if segment.stored is None else own.evict_durable
 
     def idle_of(self, group: GroupGeometry) -> Callable[[CacheSegment], bool]:
@@ -52,6 +53,9 @@ class Evictor:
             return
         self.leave(segment)
         self.place[segment], queue = rank, self.queues[rank][segment.kind]
+        if not queue or next(reversed(queue)).last_accessed <= segment.last_accessed:
+            queue[segment] = None
+            return
         later = list(itertools.takewhile(lambda s: s.last_accessed > segment.last_accessed, reversed(queue)))
         queue[segment] = None
         for other in reversed(later):

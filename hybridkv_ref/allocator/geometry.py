@@ -75,12 +75,16 @@ class GroupGeometry:
         """Bytes of one block in the arena, all layers."""
         return self.layers * self.page.stride
 
+    @cached_property
+    def per_row(self) -> int:
+        """Tokens that one row stands for, of a group that stores rows."""
+        return tokens_per_row(self.group)
+
     def rows(self, lo: int, hi: int) -> int:
         """Entries, rows or states that the positions [lo, hi) take in one layer."""
         if self.whole:
             return 1 if hi > lo else 0
-        per_row = tokens_per_row(self.group)
-        return hi // per_row - lo // per_row
+        return hi // self.per_row - lo // self.per_row
 
     def blocks(self, lo: int, hi: int) -> int:
         """Blocks that the positions [lo, hi) take in one layer."""

@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from hybridkv_ref.allocator.book import Book, row_moves, whole_blocks
+from hybridkv_ref.allocator.book import Book
 from hybridkv_ref.allocator.eviction import Evictor
 from hybridkv_ref.allocator.records import CacheSegment, Lease, Request
+from hybridkv_ref.allocator.segment_bytes import row_moves, whole_blocks
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.machine import Refused
 

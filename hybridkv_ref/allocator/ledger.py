@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from hybridkv_ref.allocator.geometry import GroupGeometry
 from hybridkv_ref.compile_py import attribute
@@ -38,6 +38,14 @@ class Observer(Protocol):
 
     def limits(self, constants: Mapping[int, Mapping[str, int]]) -> None:
         """The lanes' constants are others from now on."""
+
+
+@runtime_checkable
+class Gatherer(Observer, Protocol):
+    """An observer that is told of several firings of a row at once."""
+
+    def after_each(self, event_id: str, lane: int, firings: Sequence[tuple[Any, ...]]) -> None:
+        """A row has fired on all of these (entities and inputs in its order); called under the lock, after the last."""
 
 
 @dataclass(eq=False, slots=True)
@@ -85,6 +93,7 @@ class Ledger:
         observer: Observer | None = None,
     ) -> None:
         self.tables, self.observer = tables, observer
+        self.gatherer = observer if isinstance(observer, Gatherer) else None
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.fired, self.inside = 0, 0  # ``inside``: the thread that is in ``atomic``
@@ -232,6 +241,46 @@ class Ledger:
                 settle(segment)
             if self.observer is not None:
                 self.observer.after(event_id, lane.index, entities, inputs)
+
+    def run_each(
+        self,
+        lane: Lane,
+        event_id: str,
+        firings: Sequence[tuple[Any, ...]],
+        settle: Callable[[Any], None],
+        segments: Sequence[Any],
+        asking: bool = False,
+    ) -> None:
+        """As ``run`` for several firings in turn: entities and inputs in the row's order, and the segment of each.
+
+        Refused, with those before it fired, at the first that may not; ``asking``: those fire that may.
+        """
+        observer, world, fired = self.observer, lane.world, list[tuple[Any, ...]]()
+        if observer is not None and self.inside != threading.get_ident():
+            test = world.machine.events[event_id].test
+            if asking and not any(test(world.pool, *arguments) < 0 for arguments in firings):
+                return
+            observer.before(event_id)
+        with self.lock:
+            if self.gatherer is not None:
+                observer = None
+            compiled = world.machine.events[event_id]
+            call, pool, roles, names = compiled.call, world.pool, len(compiled.event.roles), compiled.event.inputs
+            try:
+                for arguments, segment in zip(firings, segments, strict=True):
+                    if call(pool, *arguments) >= 0:
+                        if asking:
+                            continue
+                        world.take(compiled, arguments[:roles], dict(zip(names, arguments[roles:], strict=True)))
+                    fired.append(arguments)
+                    settle(segment)
+                    if observer is not None:
+                        inputs = dict(zip(names, arguments[roles:], strict=True))
+                        observer.after(event_id, lane.index, arguments[:roles], inputs)
+            finally:
+                self.fired += len(fired)
+                if self.gatherer is not None and fired:
+                    self.gatherer.after_each(event_id, lane.index, fired)
 
     def atomic(self, event_id: str) -> "Atomic":
         """The lock, around a row and what belongs to it; whoever watches is told before it is taken."""

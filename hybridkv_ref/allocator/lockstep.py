@@ -160,10 +160,14 @@ class Driver:
             else:
                 self.allocator.retry(lease)
             return
-        at = lease.request.position
-        if at < len(tokens):
+        at, fill = lease.request.position, self.rows(tokens)
+        whole = (len(tokens) - at) // UNIT if at % UNIT == 0 and not lease.request.writing else 0
+        if whole > 1 and self.random.random() < 0.5:
+            for segment in self.allocator.writer.extend_together(lease.request, whole):
+                self.allocator.book.write_rows(segment, 0, fill(segment, *segment.token_range))
+        elif at < len(tokens):
             try:
-                self.allocator.extend(lease.request, min(at // UNIT * UNIT + UNIT, len(tokens)), self.rows(tokens))
+                self.allocator.extend(lease.request, min(at // UNIT * UNIT + UNIT, len(tokens)), fill)
             except Refused as refused:
                 if not self.allocator.ledger.pressure(refused):
                     self.outcome.faults.append(f"extend: {refused}")

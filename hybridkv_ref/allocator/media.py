@@ -1,46 +1,44 @@
 """Where durable copies lie: host memory, or files below a URL that fsspec opens.
 
-A file is written under a temporary name, synced and renamed; the rename is what commits it.  It is a safetensors file
-of one uint8 tensor per part, with the object's description and a checksum of all bytes in its metadata.  A file that
-is torn, of another size than its header says or without a description is none: opening a store deletes temporary files
-and passes over the rest.  The checksum is compared whenever bytes are read.
+A file (see ``object_file``) is written under a temporary name, synced and renamed; the rename is what commits it.  A
+file that is torn, of another size than its header says or without a description is none: opening a store deletes
+temporary files and passes over the rest.  The checksum is compared whenever bytes are read.
 """
 
 import contextlib
-import hashlib
-import io
 import json
 import os
-import struct
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import fsspec
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
+from hybridkv_ref.allocator.object_file import SCHEMA, Description, checksum, decode, digest, encode, header, metadata
 from hybridkv_ref.errors import InputError
+from hybridkv_ref.io_unit import BUFFERED, Transfer
 
-SCHEMA = "hybridkv-object-1"
 SUFFIX = ".safetensors"
 TEMPORARY = ".writing-"
 COUNTERS = "counters.json"
-MOST_HEADER = 1 << 24  # bytes
 
 
 class MediumError(Exception):
     """A medium could not write or read an object: the one line says what and why."""
 
 
-Description = Mapping[str, int | str | bool]
-
-
 class Medium(Protocol):
     """Names to objects of several parts, each with a description."""
+
+    def outgoing(self, sizes: Sequence[int]) -> Transfer:
+        """How the bytes of an object whose parts have so many will move, if this thread writes it."""
+
+    def incoming(self, name: str) -> Transfer:
+        """How the bytes of an object will move, if this thread reads it."""
 
     def write(self, name: str, parts: Sequence[Tensor], about: Description) -> None:
         """Stores an object, whole or not at all; MediumError otherwise."""
@@ -67,19 +65,19 @@ class Medium(Protocol):
         """The counters that were kept, empty where none were; InputError if they are not these."""
 
 
-def checksum(parts: Sequence[Tensor]) -> str:
-    """Of all bytes of all parts, in order."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(part.contiguous().view(-1).numpy().data)
-    return digest.hexdigest()
-
-
 class HostMemory:
     """Copies in this process's memory; gone with it."""
 
     def __init__(self) -> None:
         self.held: dict[str, tuple[list[Tensor], Description, str]] = {}
+
+    def outgoing(self, sizes: Sequence[int]) -> Transfer:
+        """Nothing has a unit here."""
+        return BUFFERED
+
+    def incoming(self, name: str) -> Transfer:
+        """Nothing has a unit here."""
+        return BUFFERED
 
     def write(self, name: str, parts: Sequence[Tensor], about: Description) -> None:
         """Keeps the parts; they are the caller's copies."""
@@ -135,6 +133,14 @@ class Files:
             raise InputError(f"{url}:store: cannot be opened: {error}") from None
         self.local = "file" in (self.fs.protocol if isinstance(self.fs.protocol, tuple) else (self.fs.protocol,))
 
+    def outgoing(self, sizes: Sequence[int]) -> Transfer:
+        """Through the page cache."""
+        return BUFFERED
+
+    def incoming(self, name: str) -> Transfer:
+        """Through the page cache."""
+        return BUFFERED
+
     def path(self, name: str) -> str:
         """The path of an object."""
         return f"{self.root}/{name}{SUFFIX}"
@@ -145,24 +151,22 @@ class Files:
 
     def write(self, name: str, parts: Sequence[Tensor], about: Description) -> None:
         """Temporary name, checksum, sync, rename; MediumError, with the temporary file deleted, if any of it fails."""
-        tensors = {f"p{i}": part.contiguous() for i, part in enumerate(parts)}
-        self.put(name + SUFFIX, save(tensors, metadata(about, checksum(parts))))
+        self.put(name + SUFFIX, self.encode(parts, metadata(about, checksum(parts))))
 
     def redescribe(self, name: str, about: Description) -> None:
         """Writes the whole file anew under a temporary name; its checksum stays that of the bytes once written."""
-        meta, tensors = self.whole(name)
-        self.put(name + SUFFIX, save(tensors, metadata(about, str(meta.get("checksum")))))
+        meta, parts = self.whole(name)
+        self.put(name + SUFFIX, self.encode(parts, metadata(about, str(meta.get("checksum")))))
+
+    def encode(self, parts: Sequence[Tensor], meta: Mapping[str, str]) -> bytes:
+        """What an object's file holds; MediumError if it cannot be said."""
+        return encode(parts, meta)
 
     def put(self, name: str, data: bytes) -> None:
         """Writes one file, whole or not at all."""
         temporary = f"{self.root}/{TEMPORARY}{name}-{uuid.uuid4().hex}"
         try:
-            with self.fs.open(temporary, "wb") as file:
-                if file.write(data) != len(data):
-                    raise OSError(f"short write of {len(data)} bytes")
-                file.flush()
-                if self.local:
-                    os.fsync(file.fileno())
+            self.pour(temporary, data)
             if self.fs.size(temporary) != len(data):
                 raise OSError(f"holds {self.fs.size(temporary)} of {len(data)} bytes")
             if self.local:
@@ -175,6 +179,21 @@ class Files:
                 self.fs.rm_file(temporary)
             raise MediumError(f"{self.root}/{name}: cannot be written: {error}") from None
 
+    def pour(self, path: str, data: bytes) -> None:
+        """Writes a new file and makes it last; OSError if not all of it is written."""
+        with self.fs.open(path, "wb") as file:
+            if file.write(data) != len(data):
+                raise OSError(f"short write of {len(data)} bytes")
+            file.flush()
+            if self.local:
+                os.fsync(file.fileno())
+
+    def fetch(self, path: str) -> bytes:
+        """All bytes of a file; OSError if it cannot be read."""
+        with self.fs.open(path, "rb") as file:
+            data: bytes = file.read()
+        return data
+
     def sync_folder(self) -> None:
         """Makes renames last."""
         handle = os.open(self.root, os.O_RDONLY)
@@ -185,27 +204,23 @@ class Files:
 
     def read(self, name: str) -> list[Tensor]:
         """The parts; MediumError for a file that is missing, torn, changed or of something else."""
-        meta, tensors = self.whole(name)
-        try:
-            parts = [tensors[f"p{i}"] for i in range(len(tensors))]
-        except KeyError as error:
-            raise MediumError(f"{self.path(name)}: no part {error}") from None
+        meta, parts = self.whole(name)
         if any(part.dtype != torch.uint8 for part in parts):
             raise MediumError(f"{self.path(name)}: parts that are no bytes")
         if checksum(parts) != meta.get("checksum"):
             raise MediumError(f"{self.path(name)}: checksum differs")
         return parts
 
-    def whole(self, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Metadata and tensors of an object's file; MediumError if it is missing or torn."""
+    def whole(self, name: str) -> tuple[dict[str, Any], list[Tensor]]:
+        """Metadata and parts of an object's file; MediumError if it is missing or torn."""
         try:
-            with self.fs.open(self.path(name), "rb") as file:
-                data = file.read()
+            data = self.fetch(self.path(name))
         except OSError as error:
             raise MediumError(f"{self.path(name)}: cannot be read: {error}") from None
         try:
-            _, found = header(io.BytesIO(data))
-            return dict(found.get("__metadata__") or {}), load(data)
+            return decode(data)
+        except KeyError as error:
+            raise MediumError(f"{self.path(name)}: no part {error}") from None
         except (SafetensorError, ValueError, TypeError) as error:
             raise MediumError(f"{self.path(name)}: torn: {error}") from None
 
@@ -249,8 +264,7 @@ class Files:
     def recall(self, counters: Collection[str]) -> Mapping[str, int]:
         """The counters that were kept, empty where there is no file; InputError for any other file than of these."""
         try:
-            with self.fs.open(f"{self.root}/{COUNTERS}", "rb") as file:
-                found = json.loads(file.read())
+            found = json.loads(self.fetch(f"{self.root}/{COUNTERS}"))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
@@ -274,39 +288,3 @@ class Files:
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return None
         return about if isinstance(about, dict) else None
-
-
-def metadata(about: Description, checked: str) -> dict[str, str]:
-    """What a file says of itself: its description and the checksum of its parts."""
-    text = json.dumps(dict(about), sort_keys=True)
-    return {"schema": SCHEMA, "checksum": checked, "about": text, "described": digest(text)}
-
-
-def digest(text: str) -> str:
-    """Of a description."""
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def header(file: BinaryIO) -> tuple[int, dict[str, Any]]:
-    """(bytes, contents) of the header of an open safetensors file; ValueError if it is torn."""
-    size = file.read(8)
-    if len(size) < 8:
-        raise ValueError(f"{len(size)} bytes")
-    (length,) = struct.unpack("<Q", size)
-    if length > MOST_HEADER:
-        raise ValueError(f"header of {length} bytes")
-    found = json.loads(file.read(length))
-    if not isinstance(found, dict):
-        raise ValueError("the header is no object")
-    return length, found
-
-
-def media_of(host_bytes: int, store: str | None) -> dict[str, Medium]:
-    """Media by the tables' names: host memory first, then files; a store that is not local is an object store."""
-    media: dict[str, Medium] = {}
-    if host_bytes:
-        media["HOST"] = HostMemory()
-    if store is not None:
-        files = Files(store)
-        media["DISK" if files.local else "OBJECT"] = files
-    return media

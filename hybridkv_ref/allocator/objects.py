@@ -11,7 +11,8 @@ from typing import Any
 from hybridkv_ref.allocator.book import Book
 from hybridkv_ref.allocator.geometry import GroupGeometry
 from hybridkv_ref.allocator.ledger import Step
-from hybridkv_ref.allocator.media import Description, Medium
+from hybridkv_ref.allocator.media import Medium
+from hybridkv_ref.allocator.object_file import Description
 from hybridkv_ref.allocator.records import CacheSegment, StoredObject
 from hybridkv_ref.compile_py import attribute
 from hybridkv_ref.errors import InputError
@@ -49,6 +50,10 @@ class Objects:
     def restores(self, group: GroupGeometry) -> bool:
         """Whether a way back from a tier exists for a group: only then does a tier take it."""
         return self.ledger.has(group.kind, "spill_begin") and self.ledger.has(group.kind, "restore_begin")
+
+    def shape(self, group: GroupGeometry, span: tuple[int, int]) -> tuple[int, int]:
+        """(blocks of all layers, bytes of a block) of the part that holds these tokens of a group."""
+        return group.layers * group.blocks(*span), group.page.nbytes
 
     def note(self, outcome: str) -> None:
         """Counts how spills and loads ended."""

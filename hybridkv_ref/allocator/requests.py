@@ -6,6 +6,7 @@ that run.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from hybridkv_ref.allocator.book import Book
@@ -13,8 +14,6 @@ from hybridkv_ref.allocator.ledger import Lane
 from hybridkv_ref.allocator.records import Lease, Request
 from hybridkv_ref.compile_py import attribute
 from hybridkv_ref.errors import InputError
-from hybridkv_ref.machine import Refused
-from hybridkv_ref.tables import Event
 
 
 class Requests:
@@ -30,10 +29,11 @@ class Requests:
         # What a device or a tier ends, it ends itself; an abort waits for it.
         fair = [e for e in ledger.tables.events if e.fair and e.actor in ("request", "allocator")]
         self.ends = [e for e in fair if e.scope == "request" and not e.inputs]
-        self.lease_ends: dict[str, list[Event]] = {}
+        self.lease_ends: dict[tuple[str, str], list[str]] = {}  # rows by kind and stage of the lease
         for event in fair:
             if event.scope == "lease" and not event.inputs:
-                self.lease_ends.setdefault(event.kinds["self"], []).append(event)
+                for stage in event.edges.get("lease", (ledger.tables.stages["lease"], ""))[0]:
+                    self.lease_ends.setdefault((event.kinds["self"], stage), []).append(event.row)
         self.idle, self.no_lease = (ledger.tables.stages[name][0] for name in ("request", "lease"))
 
     def new(self, length: int, keys: list[bytes], need_until: int, serves: bool, abi: Sequence[int]) -> Request:
@@ -93,26 +93,28 @@ class Requests:
         """One round of fair rows; whether any fired."""
         moved = False
         for leases in (request.found, request.hits, request.writing, request.kept):
-            for lease in list(leases):
-                while self.step_lease(lease):
-                    moved = True
-                    if lease.stage == self.no_lease:
-                        leases.remove(lease)
-                        self.book.close_lease(lease)
-                        break
+            for _, some in groupby(list(leases), key=lambda lease: (lease.segment.group.index, lease.stage)):
+                moved = self.step_leases(leases, list(some)) or moved
         for event in self.ends:
             if self.ledger.can_step(request.records, event.row):
                 self.ledger.step(request.records, event.row)
                 return True
         return moved
 
-    def step_lease(self, lease: Lease) -> bool:
-        """One fair row of a lease, the first that the tables list and allow."""
-        for event in self.lease_ends.get(lease.segment.kind, ()):
-            if self.book.lease_allows(lease, event.row):
-                try:
-                    self.book.fire_lease(lease, event.row)
-                except Refused:
-                    continue  # another thread was faster
-                return True
-        return False
+    def step_leases(self, held: list[Lease], leases: list[Lease]) -> bool:
+        """Fair rows of some leases of one group that are in one stage, in the order of the tables; whether any fired.
+
+        What is let go of is taken from ``held``.
+        """
+        moved = False
+        while leases:
+            stage, kind = leases[0].stage, leases[0].segment.kind
+            for row in self.lease_ends.get((kind, stage), ()):
+                self.book.fire_each([lease for lease in leases if lease.stage == stage], row, True)
+            leases = [lease for lease in leases if lease.stage != stage]
+            moved = moved or bool(leases)
+            for lease in [lease for lease in leases if lease.stage == self.no_lease]:
+                leases.remove(lease)
+                held.remove(lease)
+                self.book.close_lease(lease)
+        return moved

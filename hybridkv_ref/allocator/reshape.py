@@ -7,9 +7,10 @@ import numpy as np
 import torch
 
 from hybridkv_ref.allocator.arena import Slots
-from hybridkv_ref.allocator.book import Book, row_moves, whole_blocks
+from hybridkv_ref.allocator.book import Book
 from hybridkv_ref.allocator.handoffs import Handoffs
 from hybridkv_ref.allocator.records import CacheSegment
+from hybridkv_ref.allocator.segment_bytes import row_moves, whole_blocks
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.kernels.copy_blocks import copy_blocks
 

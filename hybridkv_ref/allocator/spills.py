@@ -4,6 +4,7 @@ It counts once it is sealed: every part copied, checksummed, synced and renamed.
 rows that fail, and leaves no file and no object.
 """
 
+import math
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -141,15 +142,20 @@ class Spills(Objects):
             "layout": first.abi,
             "until": min(s.entity.keep_until for s in segments),
         }
+        sizes = [math.prod(self.shape(group, s.token_range)) for s in segments]
         for last, medium in enumerate(self.media, 1):
             entity = self.new_object(group, medium, len(segments))
+            moving = self.media[medium].outgoing(sizes)._asdict()
             while True:
                 try:
-                    self.fire(entity, "open_object", **inputs)
+                    self.fire(entity, "open_object", **inputs, **moving)
                 except Refused as refused:
                     # The last medium makes room by erasing; the ones before it pass on.
-                    if self.ledger.pressure(refused) != STORE or last < len(self.media) or not self.erase_one(medium):
+                    short = self.ledger.pressure(refused) == STORE
+                    if not short or last < len(self.media) or not self.erase_one(medium):
                         self.rest(group, entity)
+                        if not short:
+                            self.note(f"spill refused: {refused.guard.text}")
                         break
                 else:
                     return entity, medium

@@ -79,10 +79,11 @@ class Tiers(Spills):
         """Takes slot and memory for the load whose turn it is, or gives its turn up; False if it has to wait."""
         source, group = load.stored.entity, load.stored.group
         need = sum(group.size(*span) for span in load.stored.spans)
+        moving = self.media[load.stored.medium].incoming(load.stored.name)._asdict()
         again = False
         while True:
             try:
-                self.fire(source, "load_begin", need=need)
+                self.fire(source, "load_begin", need=need, **moving)
                 break
             except Refused as refused:
                 reason = self.ledger.pressure(refused)
@@ -164,8 +165,7 @@ class Tiers(Spills):
     def check(self, stored: StoredObject, parts: Sequence[Tensor]) -> None:
         """The bytes are as many as the targets' blocks take; MediumError otherwise."""
         group = stored.group
-        sizes = [[group.layers * group.blocks(*span), group.page.nbytes] for span in stored.spans]
-        if [list(part.shape) for part in parts] != sizes:
+        if [tuple(part.shape) for part in parts] != [self.shape(group, span) for span in stored.spans]:
             raise MediumError(f"{stored.location}: parts of another size")
 
     def fail(self, load: Load, outcome: str) -> None:

@@ -5,7 +5,8 @@ is fired again; any other refusal goes to the caller. A request that runs displa
 policy's order: a request that fits an empty pool is never refused because of what is merely cached.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import sub
 
 from torch import Tensor
 
@@ -26,6 +27,7 @@ class Writer:
     def __init__(self, book: Book, evictor: Evictor) -> None:
         self.book, self.ledger, self.evictor = book, book.ledger, evictor
         # Groups whose segments a request may leave behind: those that do not keep all from the start on.
+        self.writes, self.no_lease = self.ledger.sets("lease", "WRITES"), self.ledger.tables.stages["lease"][0]
         self.passes = [g.exact or keeps_from(g, FOREVER - FOREVER % g.unit) > 0 for g in book.geometry.groups]
 
     def mark(self, group: GroupGeometry, request: Request, hi: int) -> int:
@@ -87,13 +89,18 @@ class Writer:
 
     def commit(self, segment: CacheSegment, request: Request) -> None:
         """The segment is complete and can be found; its writer keeps it as a reader."""
-        lease = self.lease_of(segment, request)
-        self.book.fire_lease(lease, "commit")
-        request.writing.remove(lease)
-        request.kept.append(lease)
-        if self.passes[segment.group.index]:
-            request.passing.append(lease)
-        request.wrote.append((segment, segment.generation))
+        self.commit_each([self.lease_of(segment, request)], request)
+
+    def commit_each(self, leases: Sequence[Lease], request: Request) -> None:
+        """As ``commit`` for several segments of one group."""
+        try:
+            self.book.fire_each(leases, "commit")
+        finally:
+            done = [lease for lease in leases if lease.stage not in self.writes]
+            request.writing = _without(request.writing, done)
+            request.kept += done
+            request.passing += [lease for lease in done if self.passes[lease.segment.group.index]]
+            request.wrote += [(lease.segment, lease.segment.generation) for lease in done]
 
     def give_up(self, segment: CacheSegment, request: Request) -> None:
         """What is half written is freed."""
@@ -103,13 +110,21 @@ class Writer:
         request.writing.remove(lease)
         self.book.close_lease(lease)
 
-    def let_go(self, lease: Lease) -> None:
-        """The writer needs a segment no more; it stays cached."""
-        self.book.fire_lease(lease, "let_go")
-        lease.request.kept.remove(lease)
-        if lease in lease.request.passing:
-            lease.request.passing.remove(lease)
-        self.book.close_lease(lease)
+    def give_up_all(self, request: Request) -> None:
+        """As ``give_up``, for all that the request writes."""
+        for lease in list(request.writing):
+            self.give_up(lease.segment, request)
+
+    def let_go_each(self, request: Request, leases: Sequence[Lease]) -> None:
+        """The writer needs these segments of a group no more; they stay cached."""
+        try:
+            self.book.fire_each(leases, "let_go")
+        finally:
+            done = [lease for lease in leases if lease.stage == self.no_lease]
+            request.kept = _without(request.kept, done)
+            request.passing = _without(request.passing, done)
+            for lease in done:
+                self.book.close_lease(lease)
 
     def lease_of(self, segment: CacheSegment, request: Request) -> Lease:
         """The request's lease as the writer of a segment; InputError if it has none."""
@@ -119,29 +134,35 @@ class Writer:
         raise InputError(f"request {request.number}: does not write {segment!r}")
 
     def extend(self, request: Request, upto: int, fill: Fill | None = None) -> list[CacheSegment]:
-        """Computes on to ``upto``, at most to the end of the grid unit: every group is written, or none.
+        """Computes on to ``upto``, grid unit by grid unit: every group of a unit is written, or none.
 
-        At the end of the unit its segments are committed, and what later positions do not need is let go of.  Gives the
-        segments that were written.  Refused, with nothing left behind, if memory cannot be had.
+        At the end of a unit its segments are committed, and what later positions do not need is let go of.  Gives the
+        segments that were written.  Refused if memory cannot be had for the next unit, of which nothing is left behind;
+        the request's position says how far it came.
         """
-        unit = self.book.geometry.unit
-        begin = request.position
-        first = begin // unit * unit
-        if not begin < upto <= first + unit:
-            raise InputError(f"extend:upto: expected more than {begin} and at most {first + unit}, got {upto}")
+        unit, written = self.book.geometry.unit, list[CacheSegment]()
+        if not request.position < upto:
+            raise InputError(f"extend:upto: expected more than {request.position}, got {upto}")
         if upto > request.accepted:
             self.ledger.step(request.records, "confirm", lambda lane: {"to": upto})
-        whole = upto == first + unit
-        key = request.keys[first // unit] if first // unit < len(request.keys) else None
+        while (begin := request.position) < upto:
+            whole = (upto - begin) // unit if begin % unit == 0 and fill is None and not request.writing else 0
+            made = self.extend_together(request, whole) if whole > 1 else []
+            written += made or self.extend_unit(request, min(begin - begin % unit + unit, upto), fill)
+        return written
+
+    def extend_unit(self, request: Request, upto: int, fill: Fill | None) -> list[CacheSegment]:
+        """As ``extend``, within one unit."""
+        unit = self.book.geometry.unit
+        cut = request.position // unit * unit + unit
+        key = self.key_of(request, cut)
         written = {lease.segment.group.index: lease.segment for lease in request.writing}
         made: list[CacheSegment] = []
         try:
             for group in self.book.geometry.groups:
-                if group.index in written or (group.exact and not (whole and self.snapshot(group, request, upto))):
-                    continue
-                span = group.extent(upto) if group.exact else (first, first + unit)
-                if group.rows(*span):
-                    made.append(self.allocate(span, group, request, key=key))
+                if group.index not in written and not (group.exact and upto < cut):
+                    spans = self.spans(group, request, (cut,)).values()
+                    made += [self.allocate(span, group, request, key=key) for span in spans]
         except BaseException:
             for segment in made:
                 self.give_up(segment, request)
@@ -152,28 +173,114 @@ class Writer:
             if hi > end:
                 self.append(segment, request, hi - end, None if fill is None else fill(segment, end, hi))
         request.position = upto
-        if whole:
+        if upto == cut:
             for segment in written.values():
-                self.accept(segment, request)
+                self.accept([self.lease_of(segment, request)])
                 self.commit(segment, request)
             self.let_go_before(request, upto)
         return list(written.values())
+
+    def extend_together(self, request: Request, count: int) -> list[CacheSegment]:
+        """``count`` whole units at once, each row for all segments of a group; none where that asks for evictions.
+
+        Then nothing has changed.  More is held meanwhile than unit by unit, so nobody else fires a row in between.
+        """
+        unit, begin = self.book.geometry.unit, request.position
+        cuts = range(begin + unit, begin + (count + 1) * unit, unit)
+        groups = self.book.geometry.groups
+        with self.ledger.atomic(self.ledger.event_id(groups[0].kind, "admit")):
+            made: list[tuple[list[Lease], list[int]]] = []
+            try:
+                for group in groups:
+                    spans = self.spans(group, request, cuts)
+                    leases = self.allocate_each(group, request, spans)
+                    if len(leases) < len(spans):
+                        break
+                    if leases:
+                        made.append((leases, [group.extent(cut)[1] for cut in spans]))
+                else:
+                    return self.write_each(request, made, cuts[-1])
+            except BaseException:
+                self.give_up_all(request)
+                raise
+            self.give_up_all(request)
+            return []
+
+    def write_each(
+        self, request: Request, made: Sequence[tuple[list[Lease], list[int]]], upto: int
+    ) -> list[CacheSegment]:
+        """Appends and commits what was allocated together: leases of one group, and where each is written up to."""
+        for leases, ends in made:
+            starts = [lease.segment.entity.end for lease in leases]
+            self.book.fire_each(leases, "append", at=starts, n=map(sub, ends, starts))
+        for leases, _ in made:
+            self.accept(leases)
+            self.commit_each(leases, request)
+        request.position = upto
+        self.let_go_before(request, upto)
+        return [lease.segment for leases, _ in made for lease in leases]
+
+    def allocate_each(
+        self, group: GroupGeometry, request: Request, spans: Mapping[int, tuple[int, int]]
+    ) -> list[Lease]:
+        """Memory for the token ranges of a group's segments by grid position; none where they do not fit together."""
+        if not spans:
+            return []
+        leases = [self.book.new_lease(self.book.new_segment(group), request) for _ in spans]
+        ranges = list(spans.values())
+        about = {
+            "at": [lo for lo, _ in ranges],
+            "meta": [self.mark(group, request, hi) for _, hi in ranges],
+            "until": [FOREVER] * len(ranges),
+            "known": [min(hi, request.accepted) for _, hi in ranges],
+        }
+        try:
+            granted = self.book.grant_each(leases, ranges, "admit", **about)
+        finally:
+            for lease, cut in zip(leases, spans, strict=True):
+                if lease.segment.slots is None:
+                    self.book.spare[group.index].append(lease.segment)
+                    self.book.close_lease(lease)
+                else:
+                    lease.segment.key = self.key_of(request, cut)
+                    self.book.tick(lease.segment)
+                    request.writing.append(lease)
+        return leases if granted else []
+
+    def spans(self, group: GroupGeometry, request: Request, cuts: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """The token ranges of the segments that a group gets for the units that end at these grid positions."""
+        if not group.exact:
+            return {cut: (cut - group.unit, cut) for cut in cuts}
+        found = {cut: group.extent(cut) for cut in cuts if self.snapshot(group, request, cut)}
+        return {cut: span for cut, span in found.items() if group.rows(*span)}
+
+    def key_of(self, request: Request, cut: int) -> bytes | None:
+        """The prefix key of the unit that ends at a grid position; None beyond what the request's tokens name."""
+        at = cut // self.book.geometry.unit - 1
+        return request.keys[at] if at < len(request.keys) else None
 
     @staticmethod
     def snapshot(group: GroupGeometry, request: Request, upto: int) -> bool:
         """Whether a group that resumes at exact positions is written at this one."""
         return group.every or upto in snapshots(group, max(request.length, upto), upto - 1)
 
-    def accept(self, segment: CacheSegment, request: Request) -> None:
-        """The tokens of a segment are no drafts any more."""
-        lease, end = self.lease_of(segment, request), segment.token_range[1]
-        drafts = self.ledger.has(segment.kind, "accept_tokens")
-        if drafts and self.book.lease_allows(lease, "accept_tokens", to=end):
-            self.book.fire_lease(lease, "accept_tokens", to=end)
+    def accept(self, leases: Sequence[Lease]) -> None:
+        """The tokens that were written in segments of one group are no drafts any more."""
+        if leases and self.ledger.has(leases[0].segment.kind, "accept_tokens"):
+            self.book.fire_each(leases, "accept_tokens", True, to=[lease.segment.entity.end for lease in leases])
 
     def let_go_before(self, request: Request, position: int) -> None:
         """Lets go of what computing on from a grid position does not need; it stays cached."""
-        for lease in list(request.passing):
-            group, hi = lease.segment.group, lease.segment.entity.end
-            if (group.exact and hi < position) or hi <= keeps_from(group, position):
-                self.let_go(lease)
+        for group in self.book.geometry.groups:
+            low = keeps_from(group, position)
+            if group.exact:
+                low = max(low, position - 1)
+            passed = [
+                lease for lease in request.passing if lease.segment.group is group and lease.segment.entity.end <= low
+            ]
+            self.let_go_each(request, passed)
+
+
+def _without(leases: Sequence[Lease], gone: Iterable[Lease]) -> list[Lease]:
+    left = set(gone)
+    return [lease for lease in leases if lease not in left]

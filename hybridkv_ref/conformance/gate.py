@@ -13,7 +13,8 @@ from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
-from hybridkv_ref.allocator.media import Description, HostMemory, MediumError
+from hybridkv_ref.allocator.media import HostMemory, MediumError
+from hybridkv_ref.allocator.object_file import Description
 from hybridkv_ref.allocator.pipelines import Pipelines
 
 P = ParamSpec("P")

@@ -138,12 +138,11 @@ class ReferenceEngine(AllocatorEvents):
 
     def schedule(self, req: str, count: int, new: Sequence[int], drafts: int) -> bool:
         """See ``Engine``."""
-        one, unit = self.serving[req], self.geometry.unit
+        one = self.serving[req]
         request, target = one.lease.request, one.target + count
-        while request.position < target:
-            self.upto = min(request.position // unit * unit + unit, target)
+        if request.position < target:
             try:
-                self.cache.extend(request, self.upto)
+                self.cache.extend(request, target)
             except Refused:
                 return False
         one.target = target

@@ -5,6 +5,7 @@ allocator should do: a row that does not fire is not told.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from hybridkv_ref.allocator import CacheSegment, Geometry, HeterogeneousAllocator
@@ -27,6 +28,7 @@ from hybridkv_ref.events import (
     TransferEnd,
     TransferFail,
 )
+from hybridkv_ref.tables import Event as Row
 from hybridkv_ref.tables import Tables
 
 HOST = "host"
@@ -36,27 +38,28 @@ class AllocatorEvents(Recorder):
     """An observer of an allocator's rows.
 
     ``names`` are the suite's, by a request's records; ``pinned`` what was pinned since it was last cleared; ``wanted``
-    the request that asks for loads; ``upto`` the position that is computed up to.
+    the request that asks for loads.
     """
 
     def __init__(self, geometry: Geometry, tables: Tables) -> None:
         super().__init__()
         self.geometry, self.tables = geometry, tables
-        self.rows = {event.id: event.row for event in tables.events}
+        self.rows = {event.id: event for event in tables.events}
         self.allocator: HeterogeneousAllocator | None = None
         self.forget()
 
     def forget(self) -> None:
         """A new life."""
         self.events.clear()
-        self.later: list[Event] = []
+        self.found: list[tuple[CacheSegment, str]] = []  # entries of the index that came, and that went
+        self.lost: list[tuple[CacheSegment, str]] = []
         self.names: dict[int, str] = {}
-        self.numbers: dict[tuple[int, int], int] = {}
+        self.numbers: dict[int, int] = {}
         self.counts: dict[int, int] = {}
         self.pinned: list[CacheSegment] = []
+        self.unwritten: set[CacheSegment] = set()
         self.copies: dict[int, str] = {}
         self.wanted = ""
-        self.upto = 0
         self.count = 0
         self.gate = Gate()
 
@@ -83,15 +86,15 @@ class AllocatorEvents(Recorder):
 
         def watched_put(segment: CacheSegment) -> bool:
             before, done = found(segment), put(segment)
-            if not before and found(segment) and segment.key is not None:
-                self.later.append(KeyPublish(segment.group.name, [segment.key.hex()], [self.number(segment)]))
+            if done and not before and segment.key is not None:
+                self.found.append((segment, segment.key.hex()))
             return done
 
         def watched_drop(segment: CacheSegment) -> None:
             before, key = found(segment), segment.key
             drop(segment)
-            if before and not found(segment) and key is not None:
-                self.later.append(KeyRemove(segment.group.name, [key.hex()], [self.number(segment)]))
+            if before and key is not None:
+                self.lost.append((segment, key.hex()))
 
         def watched_object(stored: StoredObject) -> None:
             put_object(stored)
@@ -110,20 +113,38 @@ class AllocatorEvents(Recorder):
             setattr(index, name, hook)
 
     def say(self, *events: Event) -> None:
-        """These events, and the index's that belong to them."""
-        self.events += [*events, *self.later]
-        self.later.clear()
+        """These events, and the index's that belong to them; blocks given back one after the other in one event."""
+        for event in (*events, *self.entries()):
+            last = self.events[-1] if self.events else None
+            if (
+                isinstance(event, Free)
+                and isinstance(last, Free)
+                and (last.req, last.group) == (event.req, event.group)
+            ):
+                last.blocks += event.blocks
+            else:
+                self.events.append(event)
+
+    def entries(self) -> list[Event]:
+        """The entries of the index that came and went since this was last asked, those of a group together."""
+        told: list[Event] = []
+        for form, entries in ((KeyRemove, self.lost), (KeyPublish, self.found)):
+            for group, some in groupby(entries, key=lambda entry: entry[0].group):
+                named = list(some)
+                told.append(form(group.name, [key for _, key in named], [self.number(s) for s, _ in named]))
+            entries.clear()
+        return told
 
     def number(self, segment: CacheSegment) -> int:
         """The block number of a segment's record."""
-        return self.copy_number(segment.group, segment.entity)
+        return self.numbers.get(id(segment.entity)) or self.copy_number(segment.group, segment.entity)
 
     def copy_number(self, group: GroupGeometry, entity: Any) -> int:
         """The block number of a record of one group, on the device or below it."""
-        key = (group.index, id(entity))
-        if key not in self.numbers:
-            self.counts[group.index] = self.numbers[key] = self.counts.get(group.index, 0) + 1
-        return self.numbers[key]
+        known = self.numbers.get(id(entity))
+        if known is None:
+            known = self.counts[group.index] = self.numbers[id(entity)] = self.counts.get(group.index, 0) + 1
+        return known
 
     def before(self, event_id: str) -> None:
         """Nothing: only what has fired counts."""
@@ -133,37 +154,65 @@ class AllocatorEvents(Recorder):
 
     def after(self, event_id: str, lane: int, entities: Sequence[Any], inputs: Mapping[str, int | str]) -> None:
         """One row: the events that tell of it."""
-        row = self.rows[event_id]
-        if entities and entities[-1].cls == "copy":
-            self.copied(row, entities)
-        elif len(entities) == 3 and entities[1].cls == "lease" and self.allocator is not None:
-            segment = self.cache.book.by_entity.get(id(entities[0]))
-            if segment is not None:
-                self.leased(row, segment, self.names.get(id(entities[2]), ""), inputs)
-        self.say()
-        if row == "free" and (entities[0].pins or entities[0].steps or entities[0].holds):
+        self.after_each(event_id, lane, [(*entities, *(inputs[name] for name in self.rows[event_id].inputs))])
+
+    def after_each(self, event_id: str, lane: int, firings: Sequence[tuple[Any, ...]]) -> None:
+        """One row of several entities: the events that tell of them, blocks of a call together."""
+        if self.allocator is None:
+            return
+        event, by_entity = self.rows[event_id], self.cache.book.by_entity
+        if event.scope == "lease":
+            segments = [by_entity[id(firing[0])] for firing in firings]
+            self.leased(event, segments, self.names.get(id(firings[0][2]), ""), firings)
+        elif event.roles[-1:] == ("copy",):
+            self.copied(event.row, firings[0])
+        if self.found or self.lost:
+            self.say()
+        if event.row == "free" and (firings[0][0].pins or firings[0][0].steps or firings[0][0].holds):
             # A block that its last entry or holder left is free already; this one is not.
-            segment = self.cache.book.by_entity[id(entities[0])]
+            segment = by_entity[id(firings[0][0])]
             self.say(Evict(segment.group.name, [self.number(segment)]))
 
-    def leased(self, row: str, segment: CacheSegment, req: str, inputs: Mapping[str, int | str]) -> None:
-        """A row of a request's lease."""
-        group, number = segment.group, self.number(segment)
-        match row:
+    def leased(
+        self, event: Row, segments: Sequence[CacheSegment], req: str, firings: Sequence[tuple[Any, ...]]
+    ) -> None:
+        """A row of a request's leases on segments of one group; a state's place is known once it is written."""
+        group = segments[0].group
+        match event.row:
+            case "admit" if group.whole:
+                self.unwritten.update(segments)
             case "admit":
-                at = self.upto - self.block(group) if group.whole else int(inputs["at"])
-                self.say(Allocate(req, group.name, [number], at=at))
+                self.taken(req, group, [(self.number(s), s.entity.start) for s in segments])
             case "append":
-                at, hi = int(inputs["at"]), int(inputs["at"]) + int(inputs["n"])
+                at, more = (len(event.roles) + list(event.inputs).index(name) for name in ("at", "n"))
+                ends = [firing[at] + firing[more] for firing in firings]
+                size = self.block(group)
+                starts = [hi - size for hi in ends] if group.whole else [firing[at] for firing in firings]
+                blocks = [(self.number(segment), lo) for segment, lo in zip(segments, starts, strict=True)]
+                self.taken(req, group, [b for b, s in zip(blocks, segments, strict=True) if s in self.unwritten])
+                self.unwritten.difference_update(segments)
                 self.count += 1
-                span = Span(group.name, [number], hi - self.block(group) if group.whole else at, hi)
-                self.say(Dispatch(f"w{self.count}", req, writes=[span]), Complete(f"w{self.count}"))
+                spans = [Span(group.name, [n], lo, hi) for (n, lo), hi in zip(blocks, ends, strict=True)]
+                self.say(Dispatch(f"w{self.count}", req, writes=spans), Complete(f"w{self.count}"))
             case "pin":
-                self.pinned.append(segment)
-            case "release" if segment in self.pinned:
-                self.pinned.remove(segment)
+                self.pinned += segments
             case "release" | "let_go" | "abort":
-                self.say(Free(req, group.name, [number]))
+                # Of what was pinned and is not told, and what was never written, nothing was told.
+                given = [s for s in segments if s not in self.pinned and s not in self.unwritten]
+                self.pinned = [s for s in self.pinned if s not in segments]
+                self.unwritten.difference_update(segments)
+                if given:
+                    self.say(Free(req, group.name, [self.number(s) for s in given]))
+
+    def taken(self, req: str, group: GroupGeometry, blocks: Sequence[tuple[int, int]]) -> None:
+        """New blocks (number, first token); those that continue one another in one event."""
+        size, runs = self.block(group), list[Allocate]()
+        for number, at in blocks:
+            if runs and runs[-1].at + len(runs[-1].blocks) * size == at:
+                runs[-1].blocks.append(number)
+            else:
+                runs.append(Allocate(req, group.name, [number], at=at))
+        self.say(*runs)
 
     def copied(self, row: str, entities: Sequence[Any]) -> None:
         """A row of a copy between device and host."""

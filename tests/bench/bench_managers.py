@@ -1,11 +1,12 @@
 """The allocator beside vLLM's `KVCacheManager`: requests per second of processor time on the conversation trace.
 
-    HYBRIDKV_VLLM_PYTHON=ENGINE_PYTHON python tests/bench/bench_managers.py [REQUESTS] [MODEL]
+    HYBRIDKV_VLLM_PYTHON=ENGINE_PYTHON python tests/bench/bench_managers.py [REQUESTS] [MODEL] [SEGMENT_TOKENS]
 
 Both serve the same prompts one after the other, in processes of their own that take turns: look up, one prefill, end.
 No kernel runs, nothing is ever evicted, so that both save the same tokens; groups and block sizes are the model's, with
-one layer each for the allocator, whose books are kept per segment. Each is timed with its events on and off. Prints
-the median of the rounds, the ratio to the engine in the same round, and per request blocks and rows fired.
+one layer each for the allocator, whose books are kept per segment: of one grid unit, or of as many tokens as the third
+argument says, on whose multiples its hits then end. Each is timed with its events on and off. Prints the median of the
+rounds, the ratio to the engine in the same round, and per request blocks, segments and rows fired.
 """
 
 import gc
@@ -39,7 +40,7 @@ def prompts(count: int) -> Iterable[list[int]]:
         yield tokens[: request.input_tokens]
 
 
-def ours(count: int, model: str, events: bool) -> dict[str, float]:
+def ours(count: int, model: str, events: bool, segment: int) -> dict[str, float]:
     """The reference allocator."""
     import numpy as np
     from bench_allocator import thin
@@ -48,7 +49,7 @@ def ours(count: int, model: str, events: bool) -> dict[str, float]:
     from hybridkv_ref.conformance.reference_events import AllocatorEvents
     from hybridkv_ref.loader import load_tables
 
-    geometry, tables = thin(build(load_model(model))), load_tables()
+    geometry, tables = thin(build(load_model(model), segment or None)), load_tables()
     asked = [np.array(tokens, dtype=np.int64) for tokens in prompts(count)]
     caps: dict[str, int] = {}
     for tokens in asked:
@@ -67,29 +68,27 @@ def ours(count: int, model: str, events: bool) -> dict[str, float]:
         told.watch_index()
     saved = tokens_in = told_events = 0
     gc.collect()
+    gc.freeze()  # as the engine does once it has started
     begun = time.process_time()
     for tokens in asked:
         lease = cache.pin(cache.match(tokens))
         if lease.tokens and cache.validate(lease)[-1].accepted:
             cache.read(lease)
         saved, tokens_in, at = saved + lease.tokens, tokens_in + len(tokens), lease.request.position
-        while at < len(tokens):
-            at = min((at // geometry.unit + 1) * geometry.unit, len(tokens))
-            if told is not None:
-                told.upto = at
-            cache.extend(lease.request, at)
+        if at < len(tokens):
+            cache.extend(lease.request, len(tokens))
         cache.finish(lease.request)
         if told is not None:
-            told_events += len(told.drain())
+            told_events += sum(len(getattr(event, "blocks", ())) for event in told.drain())
     seconds = time.process_time() - begun
-    blocks = sum(s.slots.shape[1] for s in cache.segments() if s.slots is not None)
+    blocks, segments = sum(s.slots.shape[1] for s in cache.segments() if s.slots is not None), len(cache.segments())
     rows = cache.ledger.fired
     cache.close()
     return {"rate": count / seconds, "saved": saved, "tokens": tokens_in, "blocks": blocks / count,
-            "rows": rows / count, "events": told_events / count}  # fmt: skip
+            "segments": segments / count, "rows": rows / count, "events": told_events / count}  # fmt: skip
 
 
-def engine(count: int, model: str, events: bool) -> dict[str, float]:
+def engine(count: int, model: str, events: bool, segment: int) -> dict[str, float]:
     """vLLM's manager, in the engine's environment."""
     from vllm.sampling_params import SamplingParams
     from vllm.utils.hashing import sha256
@@ -109,6 +108,7 @@ def engine(count: int, model: str, events: bool) -> dict[str, float]:
     ]
     saved = used = told = 0
     gc.collect()
+    gc.freeze()  # as the engine does once it has started
     begun = time.process_time()
     for request in requests:
         manager.new_step_starts()
@@ -122,11 +122,11 @@ def engine(count: int, model: str, events: bool) -> dict[str, float]:
         manager.free(request)
         told += sum(len(getattr(e, "block_hashes", ())) for e in manager.take_events())
     seconds = time.process_time() - begun
-    return {"rate": count / seconds, "saved": saved, "tokens": tokens_in, "blocks": used / count, "rows": 0,
-            "events": told / count}  # fmt: skip
+    return {"rate": count / seconds, "saved": saved, "tokens": tokens_in, "blocks": used / count,
+            "segments": 0, "rows": 0, "events": told / count}  # fmt: skip
 
 
-def lookup(count: int, model: str, events: bool) -> dict[str, float]:
+def lookup(count: int, model: str, events: bool, segment: int) -> dict[str, float]:
     """vLLM's lookup of so many tokens that are all cached, in the engine's environment; events do not matter to it."""
     from vllm.sampling_params import SamplingParams
     from vllm.utils.hashing import sha256
@@ -160,10 +160,10 @@ SIDES: dict[str, Any] = {"allocator": ours, "vLLM": engine}
 LONG = 1_048_576
 
 
-def run(python: str, side: str, count: int, model: str, events: bool) -> dict[str, float]:
+def run(python: str, side: str, count: int, model: str, events: bool, segment: int) -> dict[str, float]:
     """One measurement in a process of its own."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR"}
-    command = [python, str(Path(__file__).resolve()), "--side", side, str(count), model, str(int(events))]
+    command = [python, str(Path(__file__).resolve()), "--side", side, str(count), model, str(int(events)), str(segment)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{side}: {done.stderr[-2000:]}")
@@ -174,17 +174,21 @@ def run(python: str, side: str, count: int, model: str, events: bool) -> dict[st
 def main() -> None:
     """Prints one line per side and setting."""
     if sys.argv[1:2] == ["--side"]:
-        side, wanted, name, told = sys.argv[2:]
-        print(json.dumps((SIDES | {"lookup": lookup})[side](int(wanted), name, told == "1")))
+        side, wanted, name, told, tokens = sys.argv[2:]
+        print(json.dumps((SIDES | {"lookup": lookup})[side](int(wanted), name, told == "1", int(tokens))))
         return
     python = os.environ.get("HYBRIDKV_VLLM_PYTHON")
     if python is None:
         raise SystemExit("HYBRIDKV_VLLM_PYTHON names no interpreter with vLLM")
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 300
     model = sys.argv[2] if len(sys.argv) > 2 else "deepseek-v4-flash"
+    segment = int(sys.argv[3]) if len(sys.argv) > 3 else 0
     for events in (True, False):
         rounds = [
-            {side: run(python if side == "vLLM" else sys.executable, side, count, model, events) for side in SIDES}
+            {
+                side: run(python if side == "vLLM" else sys.executable, side, count, model, events, segment)
+                for side in SIDES
+            }
             for _ in range(ROUNDS)
         ]
         for side in SIDES:
@@ -194,9 +198,9 @@ def main() -> None:
             print(
                 f"{model}, events {'on' if events else 'off'}, {side}: {rate:.0f} requests/s, {ratio:.2f} of vLLM; "
                 f"{count} requests, {first['saved'] / first['tokens']:.2%} saved, per request {first['blocks']:.0f} "
-                f"blocks, {first['rows']:.0f} rows, {first['events']:.0f} events"
+                f"blocks, {first['segments']:.0f} segments, {first['rows']:.0f} rows, {first['events']:.0f} events"
             )
-    long = run(python, "lookup", LONG, model, False)
+    long = run(python, "lookup", LONG, model, False, 0)
     print(f"{model}: vLLM's get_computed_blocks of {long['hit']:,.0f} cached tokens: {long['ms']:.2f} ms median of 10;")
     print("`bench_longest_hit.py` times the same from this project's keys")
 

@@ -18,13 +18,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from engine_traces import events_of, header
-from simulate_events import Telling
 from trace_variants import split
 
 from hybridkv_ref.events import Event, Header
 from hybridkv_ref.models import load_model
 from hybridkv_ref.oracle import Oracle
 from hybridkv_ref.request_traces import Request, read_trace
+from hybridkv_ref.sim_events import Telling
 from hybridkv_ref.trace_reader import encode_trace
 from hybridkv_ref.validate import validate
 

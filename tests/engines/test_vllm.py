@@ -19,9 +19,11 @@ MODELS = (
 PATCHED = (
     "announced_span_is_not_dense",
     "eagle_drop_not_verified_again",
+    "failed_load_stays_cached",
     "gives_way_after_it_is_cached",
     "partial_tail_never_found",
     "reuse_report_announces_null_blocks",
+    "state_and_its_next_block_counted_once",
 )
 FINDINGS = tuple(sorted(p.stem for p in (HERE / "findings").glob("*.py")))
 

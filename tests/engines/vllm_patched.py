@@ -12,7 +12,7 @@ from typing import Any
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager, MambaManager
 
 PATCHES: dict[str, tuple[Any, str, tuple[tuple[str, str], ...]]] = {
     "eagle_drop_not_verified_again": (
@@ -48,6 +48,24 @@ PATCHES: dict[str, tuple[Any, str, tuple[tuple[str, str], ...]]] = {
                 ),
             ),
         ),
+    ),
+    "state_and_its_next_block_counted_once": (
+        MambaManager,
+        "get_num_blocks_to_allocate",
+        (
+            (
+                "physical_block_cap = 1 + int(has_partial_hit) + checkpoint_block\n",
+                (
+                    "physical_block_cap = 1 + int(has_partial_hit) + checkpoint_block\n"
+                    "            physical_block_cap += num_local_computed_tokens < total_computed_tokens < num_tokens\n"
+                ),
+            ),
+        ),
+    ),
+    "failed_load_stays_cached": (
+        Scheduler,
+        "_handle_invalid_blocks",
+        (("if sync_blocks_to_evict and not self.recompute_kv_load_failures:", "if sync_blocks_to_evict:"),),
     ),
     "partial_tail_never_found": (
         FullAttentionManager,

@@ -14,6 +14,7 @@ from typing import Any
 from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
 from vllm.v1.core.sched import scheduler as module
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
+from vllm_patched import PATCHES, patch
 from vllm_planting import changed
 
 from hybridkv_ref.adapters.vllm_scheduler import WAYS, SchedulerDriver
@@ -111,6 +112,26 @@ def _(old: Any) -> Any:
     return remove
 
 
+@fault("drafts in flight are forgotten when the window slides", HybridKVCacheCoordinator, "remove_skipped_blocks",
+       how="asynchronous scheduler, drafts")  # fmt: skip
+def _(old: Any) -> Any:
+    def remove(self: Any, name: str, processed: int, *args: Any, **kwargs: Any) -> Any:
+        return old(self, name, processed + 4 if processed > 64 else processed, *args, **kwargs)
+
+    return remove
+
+
+@fault("blocks go back while a step in flight reads them", module.Scheduler, "_request_blocks_can_be_freed",
+       how="asynchronous scheduler, connector")  # fmt: skip
+def _(old: Any) -> Any:
+    return lambda self, request: True
+
+
+@fault("a load that failed counts as computed", module.Scheduler, "_handle_failed_recving", how="scheduler, connector")
+def _(old: Any) -> Any:
+    return lambda self, names: set()
+
+
 def drive(model: str, how: str, seed: int, steps: int) -> dict[str, Any]:
     """One run until its end, the first refusal or the first wrong byte."""
     begun, driver, done, stopped = time.process_time(), SchedulerDriver(model, seed, **WAYS[how]), 0, ""
@@ -145,7 +166,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
     parser.add_argument("--faults", action="store_true", help="each planted fault instead, one at a time")
+    parser.add_argument("--patch", choices=PATCHES, help="a minimal patch of the engine, in memory")
     a = parser.parse_args()
+    if a.patch:
+        patch(a.patch)
     if a.faults:
         for name in FAULTS:
             model, how, *change = FAULTS[name]

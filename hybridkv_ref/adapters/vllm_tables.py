@@ -1,0 +1,121 @@
+"""What a vLLM request's block tables hold, followed by comparing them with what was last seen.
+
+Most calls change no table, or only its end: lists are compared and cut whole, block by block only where a window slid.
+"""
+
+from collections.abc import Sequence
+from itertools import compress
+from typing import Any
+
+Run = tuple[int, list[int]]
+"""Block numbers of consecutive table indices, from the first index on."""
+
+PIECE = 64
+"""Blocks that are compared at once."""
+
+
+def follow(seen: list[Any], numbers: list[int], now: Sequence[Any], null: int) -> tuple[list[int], list[Run]]:
+    """Brings one table up to date, the engine's blocks (``seen``) and their numbers; gives what left and what came.
+
+    Null blocks neither leave nor come.
+    """
+    known, count = len(seen), len(now)
+    both = min(known, count)
+    gone, came = _replaced(seen, numbers, now, both, null) if seen[:both] != now[:both] else ([], [])
+    if count < known:
+        gone += _others(numbers[count:], null)
+        del seen[count:], numbers[count:]
+    elif count > known:
+        more = now[known:]
+        seen += more
+        fresh = [b.block_id for b in more]
+        numbers += fresh
+        came += _runs(known, fresh, null)
+    return gone, came
+
+
+def _replaced(
+    seen: list[Any], numbers: list[int], now: Sequence[Any], both: int, null: int
+) -> tuple[list[int], list[Run]]:
+    """What changed among the first ``both`` blocks, which are not all the same."""
+    lo, hi = 0, both
+    while seen[lo : lo + PIECE] == now[lo : lo + PIECE]:
+        lo += PIECE
+    while hi > lo + PIECE and seen[hi - PIECE : hi] == now[hi - PIECE : hi]:
+        hi -= PIECE
+    old, fresh = numbers[lo:hi], [b.block_id for b in now[lo:hi]]
+    same = [null if a == b else b for a, b in zip(old, fresh, strict=True)] if fresh.count(null) < hi - lo else fresh
+    gone = [a for a, b in zip(old, fresh, strict=True) if a != b and a != null]
+    seen[lo:hi], numbers[lo:hi] = now[lo:hi], fresh
+    return gone, _runs(lo, same, null)
+
+
+def _others(numbers: list[int], null: int) -> list[int]:
+    return [n for n in numbers if n != null] if null in numbers else numbers
+
+
+def _runs(first: int, numbers: list[int], null: int) -> list[Run]:
+    """What is not null, together where it is consecutive; ``first`` is the index of the first number."""
+    nulls = numbers.count(null)
+    if numbers[:nulls].count(null) == nulls:
+        return [(first + nulls, numbers[nulls:])] if nulls < len(numbers) else []
+    runs: list[Run] = []
+    for i, n in enumerate(numbers, first):
+        if n == null:
+            continue
+        if runs and runs[-1][0] + len(runs[-1][1]) == i:
+            runs[-1][1].append(n)
+        else:
+            runs.append((i, [n]))
+    return runs
+
+
+def split(came: list[Run], hit: list[int], null: int) -> tuple[list[int], list[Run]]:
+    """What came apart into blocks of a hit, each at its own index, and others."""
+    hits: list[int] = []
+    others: list[Run] = []
+    for first, numbers in came:
+        found = hit[first : first + len(numbers)]
+        if found == numbers[: len(found)]:
+            hits += found
+            left = numbers[len(found) :]
+            others += [(first + len(found), left)] if left else []
+        else:
+            same = [i < len(found) and found[i] == n for i, n in enumerate(numbers)]
+            hits += compress(numbers, same)
+            others += _runs(first, [null if there else n for n, there in zip(numbers, same, strict=True)], null)
+    return hits, others
+
+
+class Held:
+    """The blocks of one group that requests hold, and how often beyond once."""
+
+    def __init__(self) -> None:
+        self.blocks: set[int] = set()
+        self.again: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def take(self, numbers: Sequence[int]) -> None:
+        """One reference more to each."""
+        fresh = set(numbers)
+        if len(fresh) == len(numbers) and self.blocks.isdisjoint(fresh):
+            self.blocks |= fresh
+            return
+        for number in numbers:
+            if number in self.blocks:
+                self.again[number] = self.again.get(number, 0) + 1
+            self.blocks.add(number)
+
+    def give(self, numbers: Sequence[int]) -> None:
+        """One reference less to each."""
+        if not self.again:
+            self.blocks.difference_update(numbers)
+            return
+        for number in numbers:
+            left = self.again.pop(number, 0)
+            if left > 1:
+                self.again[number] = left - 1
+            elif not left:
+                self.blocks.discard(number)
