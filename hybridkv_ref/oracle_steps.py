@@ -82,7 +82,8 @@ class Steps:
         state, record, null, uid, make = self.state, request.record, self.state.header.null, request.uid, self.lease
         on, pool, device = self.on["dispatch"], state.pool, state.device
         confirm, drafts, last, kept = on.other["confirm"], request.drafts, None, self.kept
-        confirm_call = confirm.call
+        inside = on.other["write_inside"]
+        confirm_call, inside_call = confirm.call, inside.call
         for span, g in self.right(spans):
             if g is not last:
                 last, rows, size, held, states = g, on.group[g.index], g.spec.block, device.blocks[g.index], g.states
@@ -127,7 +128,9 @@ class Steps:
                     continue
                 ran.append((g, block, lease, record, True))
             if hi and end and not states and number != null:
-                state.fire(on.other["write_inside"], hi, end, segment=span.group)
+                inside.count += 1
+                if (index := inside_call(pool, hi, end)) >= 0:
+                    state.refuse(inside, index, (hi, end), span.group)
             if hi > request.at:
                 request.at = hi
 

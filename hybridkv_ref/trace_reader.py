@@ -15,8 +15,8 @@ import msgspec
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.events import Event, Header
 
-CHUNK = 1 << 16
-"""Bytes that are read at once: what they hold is judged while it is still in the processor's cache."""
+CHUNK = 1 << 14
+"""Bytes that are read at once: what they hold is judged, and forgotten, while it is still in the processor's cache."""
 
 LONGEST = 64 << 20
 """Bytes that a line may have."""

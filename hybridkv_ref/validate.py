@@ -31,6 +31,9 @@ SHRINK_SECONDS = 30.0
 LAST = 1000
 """Events that are kept of standard input, which cannot be read again."""
 
+TOLD = 1 << 20
+"""Bytes after which progress is told again."""
+
 Progress = Callable[[int, int], None]
 Check = Callable[[Sequence[Event]], bool]
 _INSTANCE = attrgetter("instance")
@@ -249,12 +252,14 @@ def _pass(
             Oracle(header, spec=spec)
         except InputError as error:
             raise InputError(f"{path}:1: {error}") from None
-        run = Run(header, spec, part, parts)
+        run, due = Run(header, spec, part, parts), 0
         try:
             for first, events in reader.batches():
                 run.feed(first, events, keep=path == STDIN)
-                if progress:
+                events.clear()  # not when the next are read, when they have left the processor's cache
+                if progress and reader.read >= due:
                     progress(reader.read, size)
+                    due = reader.read + TOLD
         except InputError as error:
             fault = str(error) if str(error).startswith(path) else f"{path}:{error}"
     last = {name: list(events) for name, events in run.last.items()}
