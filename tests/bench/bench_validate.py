@@ -1,9 +1,9 @@
 """Events per second of `hybridkv validate`: the conversation trace served block by block, read from a file.
 
 Run as a script; the trace is looked for in $HYBRIDKV_DATA, or in shared/data beside the checkout. The events of a plain
-prefix cache and those of `simulate`, each in two shapes: with the blocks of a call in one event, and with one event per
-block. Prints, per shape: events and rows per second of processor time (reading included, tables loaded before), events,
-blocks and rows, and the peak memory.
+prefix cache and those of `simulate` for two models with 80 GiB, each in two shapes: with the blocks of a call in one
+event, and with one event per block. Prints, per shape: events and rows per second of processor time (reading included,
+tables loaded before), events, blocks and rows, and the peak memory.
 """
 
 import itertools
@@ -32,7 +32,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("HYBRIDKV_DATA") or CHECKOUT.parent / "shared" / "data")
 TRACE = DATA / "traces" / "mooncake_conversation_trace.jsonl"
 CAPACITY = 20_000
-MODEL, MEMORY = "gemma-3-27b", 1 << 40
+MODELS, MEMORY = ("deepseek-v4-flash", "gemma-3-27b"), 80 << 30
 
 
 def write(path: Path, head: Header, events: Iterable[Event]) -> tuple[int, int]:
@@ -48,9 +48,9 @@ def write(path: Path, head: Header, events: Iterable[Event]) -> tuple[int, int]:
     return count, blocks
 
 
-def simulated(requests: Iterable[Request]) -> tuple[Header, Iterator[Event]]:
-    """The events of `simulate`, as it goes."""
-    simulation = Telling(load_model(MODEL), MEMORY, 512)
+def simulated(model: str, requests: Iterable[Request]) -> tuple[Header, Iterator[Event]]:
+    """The events of `simulate` with 80 GiB, as it goes."""
+    simulation = Telling(load_model(model), MEMORY, 512)
 
     def events() -> Iterator[Event]:
         for request in requests:
@@ -62,22 +62,17 @@ def simulated(requests: Iterable[Request]) -> tuple[Header, Iterator[Event]]:
 
 
 def main() -> None:
-    """Runs both shapes on the first requests of the trace (all, or as many as the first argument says)."""
+    """Runs every shape on the first requests of the trace (all, or as many as the first argument says)."""
     requests = int(sys.argv[1]) if len(sys.argv) > 1 else 12_031
     plain = header(512, capacity=CAPACITY)
     Oracle(plain)
     with tempfile.TemporaryDirectory() as folder:
-        shapes = (
-            "blocks together",
-            "one event per block",
-            f"simulate {MODEL}",
-            f"simulate {MODEL}, one event per block",
-        )
-        for name in shapes:
+        for source, each in itertools.product(("", *MODELS), (False, True)):
             path = Path(folder, "trace.jsonl")
             chosen = itertools.islice(read_trace(TRACE), requests)
-            head, events = simulated(chosen) if MODEL in name else (plain, events_of(chosen, plain, CAPACITY))
-            shaped = (e for one in events for _, e in split([(0, one)])) if "one event" in name else events
+            head, events = simulated(source, chosen) if source else (plain, events_of(chosen, plain, CAPACITY))
+            shaped = (e for one in events for _, e in split([(0, one)])) if each else events
+            name = f"{f'simulate {source}' if source else 'plain'}, {'one event per block' if each else 'together'}"
             count, blocks = write(path, head, shaped)
             start = time.process_time()
             report = validate(str(path))

@@ -174,7 +174,12 @@ def main() -> None:
         for name in FAULTS:
             model, how, *change = FAULTS[name]
             with changed(*change):
-                print(json.dumps({"fault": name, **drive(model, how, a.seed[0], a.steps)}), flush=True)
+                runs = (drive(model, how, seed, a.steps) for seed in a.seed)
+                # The first history that shows it, or the last one.
+                for run in runs:
+                    if run["refusals"] or run["stopped"]:
+                        break
+                print(json.dumps({"fault": name, **run}), flush=True)
         return
     for model in a.model:
         for how in a.how:
