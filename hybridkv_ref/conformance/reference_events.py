@@ -137,7 +137,7 @@ class AllocatorEvents(Recorder):
 
     def number(self, segment: CacheSegment) -> int:
         """The block number of a segment's record."""
-        return self.numbers.get(id(segment.entity)) or self.copy_number(segment.group, segment.entity)
+        return self.copy_number(segment.group, segment.entity)
 
     def copy_number(self, group: GroupGeometry, entity: Any) -> int:
         """The block number of a record of one group, on the device or below it."""
