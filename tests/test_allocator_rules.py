@@ -295,6 +295,7 @@ def free_in_flight(allocator: HeterogeneousAllocator) -> str | None:
     segment = lease.segments[0]
     allocator.dispatch(lease)
     allocator.finish(request)
+    idle(allocator)  # a copy that still runs would hold it too
     return refusal(lambda: allocator.deallocate(segment))
 
 
