@@ -98,7 +98,7 @@ class Hits:
                     state.lose_request(request)
                     return
                 if not (
-                    self.in_place(rows, g, block, index * size, not last, where, tier)
+                    self.in_place(rows, g, block, index * size, where, tier)
                     and self.same(rows, block, request, (index + 1) * size, where)
                 ):
                     state.lose_request(request)
@@ -115,16 +115,11 @@ class Hits:
                 state.lose_request(request)
                 return
 
-    def in_place(
-        self, rows: dict[str, Row], g: GroupState, block: Block, place: int, first: bool, where: Place, tier: Tier
-    ) -> bool:
-        """A block holds what its place in the table says, and weights of today wrote it.
-
-        Where it does, the premise is counted at the first block of a group; no block goes uncompared.
-        """
+    def in_place(self, rows: dict[str, Row], g: GroupState, block: Block, place: int, where: Place, tier: Tier) -> bool:
+        """A block holds what its place in the table says, and weights of today wrote it."""
         state, seg = self.state, block.segment
         at = seg.end - g.spec.block if g.states else seg.start
-        if (first or at != place) and not state.fire(self.on_lookup.other["in_place"], at, place, segment=where):
+        if not state.fire(self.on_lookup.other["in_place"], at, place, segment=where):
             return False
         return not tier.pool.model_epoch or state.fire(rows["todays_weights"], seg, segment=where, pool=tier.pool)
 

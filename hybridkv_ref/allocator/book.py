@@ -6,7 +6,7 @@ lock, in the same atomic step as the row.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice, repeat
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -197,7 +197,7 @@ class Book(SegmentBytes):
                 raise
 
     def grant_each(
-        self, leases: Sequence[Lease], spans: Sequence[tuple[int, int]], row: str, **inputs: Iterable[int]
+        self, leases: Sequence[Lease], spans: Sequence[tuple[int, int]], row: str, **inputs: Sequence[int]
     ) -> bool:
         """As ``grant`` for several empty records of one group, if the row says that they fit together; whether it did.
 
@@ -207,8 +207,7 @@ class Book(SegmentBytes):
         counts = [layers * group.blocks(*span) for span in spans]
         sizes, arena = [group.size(*span) for span in spans], self.arena(group)
         _, event = self.event(group, row)
-        columns = {name: list(islice(column, len(leases))) for name, column in inputs.items()}
-        whole = {name: column[0] for name, column in columns.items()} | {"size": sum(sizes), "off": 0}
+        whole = {name: column[0] for name, column in inputs.items()} | {"size": sum(sizes), "off": 0}
         with self.ledger.atomic(event):
             if sum(counts) > len(arena.free) or not self.lease_allows(leases[0], row, **whole):
                 return False
@@ -216,7 +215,7 @@ class Book(SegmentBytes):
             for lease, slots in zip(leases, taken, strict=True):
                 lease.segment.slots = slots
             try:
-                self.fire_each(leases, row, size=sizes, off=map(arena.slack, taken), **columns)
+                self.fire_each(leases, row, size=sizes, off=map(arena.slack, taken), **inputs)
             except BaseException:
                 for lease, slots in zip(leases, taken, strict=True):
                     if lease.segment.stage in self.empty[group.index]:

@@ -26,8 +26,8 @@ class Writer:
 
     def __init__(self, book: Book, evictor: Evictor) -> None:
         self.book, self.ledger, self.evictor = book, book.ledger, evictor
-        # Groups whose segments a request may leave behind: those that do not keep all from the start on.
         self.writes, self.no_lease = self.ledger.sets("lease", "WRITES"), self.ledger.tables.stages["lease"][0]
+        # Groups whose segments a request may leave behind: those that do not keep all from the start on.
         self.passes = [g.exact or keeps_from(g, FOREVER - FOREVER % g.unit) > 0 for g in book.geometry.groups]
 
     def mark(self, group: GroupGeometry, request: Request, hi: int) -> int:
