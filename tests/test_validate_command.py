@@ -103,6 +103,17 @@ def test_the_report_for_people_says_which_rule_and_where(
         assert text in out
 
 
+def test_the_readme_shows_what_the_command_says() -> None:
+    checkout = Path(__file__).resolve().parents[1]
+    report = validate(str(checkout / "tests" / "data" / "window_gone.jsonl"))
+    (first,) = report.first[:1]
+    assert (report.verdict, report.refusals, first.line, first.segment) == ("fail", 1, 14, "win:b")
+    said = f"fail: {report.events} events, {report.coverage.rows_fired} rows, 1 refused, "
+    readme = (checkout / "README.md").read_text()
+    assert said in readme
+    assert f"tables {oracle_hash()[:12]}\n" in readme
+
+
 def test_standard_input_is_read_and_its_last_events_are_shrunk(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], illegal: tuple[Header, list[Event]]
 ) -> None:

@@ -12,8 +12,8 @@ The life of a request::
     allocator.finish(hit.request)          # or abort, at any time
 
 A refused call changes nothing and raises ``machine.Refused`` with the row, the guard and the values, or
-``NotAdmitted`` before anything was allocated; an ``extend`` over several grid units keeps those before the refused one.  Rows are atomic under one lock; copies, kernels and files run outside
-it, between a row that begins and a row that ends.
+``NotAdmitted`` before anything was allocated; an ``extend`` over several grid units keeps those before the one refused.
+Rows are atomic under one lock; copies, kernels and files run outside it, between a row that begins and a row that ends.
 """
 
 from collections.abc import Mapping, Sequence
