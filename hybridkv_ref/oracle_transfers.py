@@ -100,8 +100,8 @@ class Transfers:
             if part.source and part.target:
                 ends = len(part.source), len(part.target)
                 right = state.fire(on.other["paired"], *ends, segment=(part.group, e.xfer)) and right
-        if owner is not None and owner.refused and e.target == DEVICE:
-            right = state.fire(on.other["granted"], True, segment=e.req) and right
+        if owner is not None and e.target == DEVICE:
+            right = state.fire(on.other["granted"], bool(owner.refused), segment=e.req) and right
         described = [self.described(part, source, on) for part in e.parts]
         if not (right and all(described)):
             return
