@@ -62,7 +62,10 @@ from hybridkv_ref.oracle_claims import Claims
 from hybridkv_ref.oracle_coverage import Coverage, coverage
 from hybridkv_ref.oracle_hits import Hits
 from hybridkv_ref.oracle_index import Index
+from hybridkv_ref.oracle_pins import Pins
+from hybridkv_ref.oracle_ranks import Ranks
 from hybridkv_ref.oracle_records import Refusal
+from hybridkv_ref.oracle_requests import Requests
 from hybridkv_ref.oracle_state import State
 from hybridkv_ref.oracle_steps import Steps
 from hybridkv_ref.oracle_transfers import Transfers
@@ -127,26 +130,31 @@ class Oracle:
         self.header, self.mode = header, mode
         state = self.state = State(header, spec)
         found: list[dict[int, int]] = [{} for _ in state.groups]
-        self.hits = Hits(state, found)
-        self.blocks = Blocks(state, self.hits)
+        self.ranks = Ranks(state)
+        self.hits = Hits(state, self.ranks, found)
+        self.pins = Pins(state, self.hits)
+        self.requests = Requests(state, self.hits, self.ranks)
+        self.blocks = Blocks(state, self.hits, self.pins, self.requests)
         self.index = Index(state, self.blocks, found)
         self.transfers = Transfers(state, self.blocks, self.index)
         self.steps = Steps(state, self.hits, self.blocks)
         self.claims = Claims(state, self.steps)
         self.blocks.running = (self.steps.steps, self.transfers.running)
-        b, h, i, s, t, c = self.blocks, self.hits, self.index, self.steps, self.transfers, self.claims
+        b, i, p, q, r = self.blocks, self.index, self.pins, self.requests, self.ranks
+        s, t, c = self.steps, self.transfers, self.claims
         each: dict[Any, Callable[[Any], None]] = {
-            Arrive: b.arrive, Admit: c.admit, Lookup: h.lookup, Preempt: b.preempt, Abort: b.abort, Finish: b.finish,
-            DeferFree: b.defer, Evict: b.evict, Reset: partial(_reset, b, i, c), TableWrite: c.table_write,
-            Dispatch: s.dispatch, Complete: s.complete, Draft: s.draft, Accept: s.accept, Reject: s.reject,
+            Arrive: q.arrive, Admit: c.admit, Lookup: self.hits.lookup, Preempt: q.preempt, Abort: q.abort,
+            Finish: q.finish, DeferFree: b.defer, Evict: b.evict, Reset: partial(_reset, b, i, c),
+            TableWrite: c.table_write, Dispatch: s.dispatch, Complete: s.complete, Draft: s.draft, Accept: s.accept,
+            Reject: s.reject,
             Position: c.position, Measure: i.measure, TransferBegin: t.begin, TransferPart: t.part,
-            TransferEnd: t.end, TransferFail: t.fail, TransferCancel: t.cancel, Io: t.io, Vote: h.vote,
-            Agree: h.agree, Decide: c.decide, Wait: c.wait, Run: c.run, Capture: c.capture, Replay: c.replay,
+            TransferEnd: t.end, TransferFail: t.fail, TransferCancel: t.cancel, Io: t.io, Vote: r.vote,
+            Agree: r.agree, Decide: c.decide, Wait: c.wait, Run: c.run, Capture: c.capture, Replay: c.replay,
             Epoch: c.epoch, Register: c.register, Drain: c.drain,
         }  # fmt: skip
         # What engines say block by block, thousands of times in a row, is taken in runs: a call costs as much as a row.
         runs: dict[Any, Callable[[Iterable[Any]], None]] = {
-            Allocate: b.allocate, Free: b.free, Pin: h.pin, Unpin: h.unpin, KeyPublish: i.publish, KeyRemove: i.remove,
+            Allocate: b.allocate, Free: b.free, Pin: p.pin, Unpin: p.unpin, KeyPublish: i.publish, KeyRemove: i.remove,
         }  # fmt: skip
         runs |= {form: partial(_one_by_one, state, reduce) for form, reduce in each.items()}
         self._reduce = {form: (str(form.__struct_config__.tag), reduce) for form, reduce in runs.items()}

@@ -1,30 +1,22 @@
-"""Requests and the blocks that they write and read: taken, written, completed, given back, evicted."""
+"""The blocks that requests write and read: taken, given back, evicted."""
 
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
-from hybridkv_ref.events import (
-    Abort,
-    Allocate,
-    Arrive,
-    DeferFree,
-    Evict,
-    Finish,
-    Free,
-    Preempt,
-    Reset,
-)
+from hybridkv_ref.events import Allocate, DeferFree, Evict, Free, Reset
 from hybridkv_ref.oracle_hits import Hits
-from hybridkv_ref.oracle_records import UNTOLD, Block, Bound, GroupState, Place, Request, Row, Tier, digest
+from hybridkv_ref.oracle_pins import Pins
+from hybridkv_ref.oracle_records import UNTOLD, Block, Bound, GroupState, Place, Request, Row, Tier
+from hybridkv_ref.oracle_requests import Requests
 from hybridkv_ref.oracle_state import State
 
 
 class Blocks:
     """The life of blocks on the device; ``give_back`` is what every event that ends a last reference does."""
 
-    def __init__(self, state: State, hits: Hits) -> None:
-        self.state, self.hits = state, hits
-        names = ("arrive", "allocate", "free", "evict", "reset", "preempt", "abort", "finish")
+    def __init__(self, state: State, hits: Hits, pins: Pins, requests: Requests) -> None:
+        self.state, self.hits, self.pins, self.requests = state, hits, pins, requests
+        names = ("allocate", "free", "evict", "reset")
         self.on = {name: state.bind(name) for name in names}
         sets = state.tables.kinds[state.groups[0].kind].sets
         self.empty, self.open, self.fresh = (frozenset(sets[n]) for n in ("EMPTY", "OPEN", "FRESH"))
@@ -33,7 +25,6 @@ class Blocks:
         self.candidate, self.lease = hits.candidate, state.lease
         self.together: dict[tuple[int, int], int] = {}
         self.below: dict[tuple[str, int, str], list[Block]] = {}
-        self.nobody = state.new_record(0, 1)
         # What frees wait for, by request, group and block; and the steps and transfers that run (set by the oracle).
         self.deferred: dict[tuple[str, str, int], str] = {}
         self.running: tuple[Container[str], Container[str]] = ((), ())
@@ -42,88 +33,6 @@ class Blocks:
             [o for o in state.groups if o is not g and g.spec.pool and o.spec.pool == g.spec.pool] for g in state.groups
         ]
         self.unheld = [rows["unheld"] for rows in state.books.group]
-
-    # -- requests --------------------------------------------------------------------------------------------------
-
-    def arrive(self, e: Arrive) -> None:
-        """A new life; a name whose last life still holds something is not free for it."""
-        state, known = self.state, self.state.requests.get(e.req)
-        if known is not None and not known.lost:
-            other, over = self.on["arrive"].other, known.record.stage in self.hits.over
-            if not (
-                state.fire(other["one_life"], not over, segment=e.req)
-                and state.fire(other["refused_first"], known.held, segment=e.req)
-            ):
-                state.lose_request(known)
-            state.ended[e.req] = known.life
-        made = state.arrive(e.req, e.length, e.kernel)
-        made.extend(e.ids)
-        made.grade = e.grade
-        parts = tuple(sorted((k, v, state.epochs[k, v]) for k, v in e.domain.items()))
-        made.domain = digest(parts)
-        made.rough = digest(parts, e.grade) if e.grade == "bounded" else 0
-
-    def finish(self, e: Finish | Abort, event: str = "finish") -> None:
-        """The end of a life."""
-        state, other = self.state, self.on[event].other
-        request = state.requests.get(e.req)
-        if request is None:
-            if e.req in state.ended and event == "finish":
-                state.fire(other["finish"], self.nobody, segment=e.req)
-            return
-        if request.lost:
-            state.skipped += 1
-            return
-        record = request.record
-        if record.stage in self.hits.over and event == "abort":
-            return
-        if record.stage == self.hits.first:
-            done = state.fire(other["reject"], record, segment=e.req)
-        elif record.stage in self.hits.over:
-            done = state.fire(other["finish"], record, segment=e.req)
-        else:
-            done = self.hits.settle(request) and state.fire(other["finish"], record, segment=e.req)
-        request.running = False
-        if not done:
-            state.lose_request(request)
-        self.close(request, event)
-
-    def abort(self, e: Abort) -> None:
-        """The client's word; of a life that has ended it changes nothing."""
-        self.finish(e, "abort")
-
-    def preempt(self, e: Preempt) -> None:
-        """All leases go; the request will look up its prefix anew."""
-        state, request = self.state, self.state.request(e.req)
-        other = self.on["preempt"].other
-        if e.need >= 0:
-            state.fire(other["preempts_for_room"], e.need, e.free, e.pending, segment=e.req)
-        if request.lost or not self.hits.settle(request):
-            return
-        if not state.fire(other["preempt"], request.record, segment=e.req):
-            state.lose_request(request)
-        # What was accepted belongs to the prompt when the request comes again.
-        request.length = max(request.length, request.record.accepted)
-        request.running = request.cold = False
-        request.positions.clear()
-        self.hits.forget(request.name)
-
-    def close(self, request: Request, event: str) -> None:
-        """Forgets a life that is over and holds nothing."""
-        record = request.record
-        if request.lost:
-            self.forget(request)
-            return
-        close = self.on[event].other["close"]
-        if not request.held and self.state.legal(close, record):
-            self.state.fire(close, record)
-            self.forget(request)
-
-    def forget(self, request: Request) -> None:
-        """Nothing of this life is kept but its name."""
-        self.state.forget(request)
-        self.hits.forget(request.name)
-        self.hits.leases.pop(request.uid, None)
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -216,7 +125,7 @@ class Blocks:
                 name = e.tier
                 tier, rows, unheld = state.tier(name), on.group[g.index], self.unheld[g.index].test
                 held, pool = tier.blocks[g.index], tier.pool
-            record, uid = (request.record, request.uid) if request is not None else (self.nobody, 0)
+            record, uid = (request.record, request.uid) if request is not None else (self.requests.nobody, 0)
             for number in e.blocks:
                 if number == null or (block := held.get(number) or state.unnamed(tier, g, number)) is None:
                     continue
@@ -224,8 +133,8 @@ class Blocks:
                     state.lose(tier, g, block)
                     continue
                 lease = block.leases.get(uid)
-                if lease is None and (e.req, name, group, number) in self.hits.holders:
-                    if self.hits.unhold(rows["unhold"], tier, g, e.req, number):
+                if lease is None and (e.req, name, group, number) in self.pins.holders:
+                    if self.pins.unhold(rows["unhold"], tier, g, e.req, number):
                         self.give_back(rows, tier, g, block)
                     continue
                 if lease is None and request is not None and block.owner is request:
@@ -245,7 +154,7 @@ class Blocks:
                 if (seg := block.segment).stage in empty or unheld(pool, seg) < 0:
                     self.give_back(rows, tier, g, block)
             if request is not None and not (request.held or request.running):
-                self.close(request, "free")
+                self.requests.close(request, "free")
 
     def in_time(self, on: Bound, e: Free, number: int) -> bool:
         """A free that was put off comes after what it waits for."""

@@ -1,11 +1,10 @@
-"""Lookups, pins, and the way of a request through the hit protocol, most of which engines do not report."""
+"""Lookups, and the way of a request through the hit protocol, most of which engines do not report."""
 
-from collections import OrderedDict
-from collections.abc import Iterable
 from typing import Any
 
-from hybridkv_ref.events import Agree, Lookup, Pin, Unpin, Vote
-from hybridkv_ref.oracle_records import REMEMBERED, Block, Bound, GroupState, Place, Request, Row, Tier
+from hybridkv_ref.events import Lookup
+from hybridkv_ref.oracle_ranks import Ranks
+from hybridkv_ref.oracle_records import Block, Bound, GroupState, Place, Request, Row, Tier
 from hybridkv_ref.oracle_state import State
 from hybridkv_ref.recovery import Contents, Hit, candidate_frontiers, longest_hit
 
@@ -13,13 +12,11 @@ RUNNING, OVER, LOOKING = "RUNNING", "OVER", "LOOKING"
 
 
 class Hits:
-    """Lookup, pin and unpin; ``settle`` brings a request to where it may compute."""
+    """Lookup; ``settle`` brings a request to where it may compute."""
 
-    def __init__(self, state: State, found: list[dict[int, int]]) -> None:
-        self.state, self.found = state, found
-        self.on_lookup, self.on_pin, self.on_unpin = (state.bind(e) for e in ("lookup", "pin", "unpin"))
-        self.hidden = state.bind("allocate")
-        self.on_agree = state.bind("agree")
+    def __init__(self, state: State, ranks: Ranks, found: list[dict[int, int]]) -> None:
+        self.state, self.ranks, self.found = state, ranks, found
+        self.on_lookup, self.hidden = state.bind("lookup"), state.bind("allocate")
         sets = state.tables.sets["request"]
         self.running, self.looking = frozenset(sets[RUNNING]), frozenset(sets[LOOKING])
         self.over = frozenset(sets[OVER])
@@ -28,9 +25,6 @@ class Hits:
         self.none = state.tables.classes["lease"]["stage"].init
         self.candidate = next(e for e in state.tables.events if e.row == "find").edges["lease"][1]
         self.readable = state.tables.kinds[state.groups[0].kind].sets["READABLE"]
-        self.holders: dict[tuple[str, str, str, int], list[Block]] = {}
-        self.votes: OrderedDict[str, dict[int, int]] = OrderedDict()
-        self.agreed: OrderedDict[str, int] = OrderedDict()
         self.leases: dict[int, list[tuple[GroupState, Block, Any]]] = {}
         self.groups = [g.need for g in state.groups if g.spec.reuse]
         self.whole = [g for g in state.groups if g.low(g.spec.block) == 0 and not g.need.exact and g.spec.reuse]
@@ -170,7 +164,7 @@ class Hits:
         row = "look_again" if again else "match" if record.stage == self.first else "resume"
         if not state.fire(other[row], record, used, used, used, matched, segment=request.name):
             return False
-        agreed = self.agreed.get(request.name, min(self.votes.get(request.name, {}).values(), default=-1))
+        agreed = self.ranks.hit(request.name)
         return agreed < 0 or state.fire(other["within_agreed"], used, agreed, segment=request.name)
 
     def longer(self, request: Request) -> Any:
@@ -213,116 +207,6 @@ class Hits:
                 count += 1
             best = max(best, count * size)
         return best
-
-    # -- references ------------------------------------------------------------------------------------------------
-
-    def pin(self, events: Iterable[Pin]) -> None:
-        """A request pins its hit; any other holder takes references of its own."""
-        state, null = self.state, self.state.header.null
-        for e in events:
-            state.index += 1
-            g, tier, request = state.named(e.group), state.tier(e.tier), state.requests.get(e.req)
-            rows = self.on_pin.group[g.index]
-            if request is not None and request.lost:
-                state.skipped += 1
-                continue
-            hit = request is not None and tier is state.device and request.record.stage == self.matched
-            own = self.written(request, g) if request is not None and request.running and tier is state.device else {}
-            for number in e.blocks:
-                block = state.block(tier, g, number, alive=True) if number != null else None
-                if block is None:
-                    continue
-                where = (e.group, number)
-                if request is not None and own.get(block.segment.start, 0) == (block.content or -1):
-                    self.adopt(rows["adopt"], g, block, request)
-                    continue
-                if request is None or not hit:
-                    if state.fire(rows["hold"], block.segment, segment=where, pool=tier.pool):
-                        self.holders.setdefault((e.req, e.tier, e.group, number), []).append(block)
-                    else:
-                        state.lose(tier, g, block)
-                    continue
-                lease, record = block.leases.get(request.uid), request.record
-                if lease is None:
-                    lease = state.lease()
-                    if not state.fire(rows["find"], block.segment, lease, record, segment=where):
-                        state.lose(tier, g, block)
-                        continue
-                    block.leases[request.uid] = lease
-                    self.leases.setdefault(request.uid, []).append((g, block, lease))
-                if not state.fire(rows["pin"], block.segment, lease, record, segment=where):
-                    state.lose(tier, g, block)
-
-    def written(self, request: Request, g: GroupState) -> dict[int, int]:
-        """What a running request holds of a group, by position: the content of its block."""
-        blocks = [b for b in self.state.device.blocks[g.index].values() if request.uid in b.leases]
-        return {b.segment.start: request.content(b.segment.end) ^ request.domain for b in blocks}
-
-    def adopt(self, row: Row, g: GroupState, block: Block, request: Request) -> None:
-        """The request goes on with this block, so that its own one of the same tokens may go."""
-        lease = self.state.lease()
-        if request.uid in block.leases:
-            return
-        if self.state.fire(row, block.segment, lease, request.record, segment=(g.spec.name, block.number)):
-            block.leases[request.uid] = lease
-            request.held += 1
-            request.adopted[g.index, block.segment.start] = block
-        else:
-            self.state.lose(self.state.device, g, block)
-
-    def unpin(self, events: Iterable[Unpin]) -> None:
-        """A holder's reference ends."""
-        state, null = self.state, self.state.header.null
-        for e in events:
-            state.index += 1
-            g, tier = state.named(e.group), state.tier(e.tier)
-            row = self.on_unpin.group[g.index]["unhold"]
-            for number in e.blocks:
-                if number != null:
-                    self.unhold(row, tier, g, e.req, number)
-
-    def unhold(self, row: Row, tier: Tier, g: GroupState, name: str, number: int) -> bool:
-        """One reference that was held under this name ends; whether it is known to have been of this block."""
-        state, key = self.state, (name, tier.name, g.spec.name, number)
-        held = self.holders.get(key, [])
-        count, taken = len(held), held.pop() if held else None
-        if count == 1:
-            del self.holders[key]
-        block = state.block(tier, g, number)
-        if block is None:
-            return False
-        if taken is not None and taken is not block:
-            # The block that was held is lost; another one has its number now.
-            state.skipped += 1
-            return False
-        if state.fire(row, block.segment, count, segment=(g.spec.name, number), pool=tier.pool):
-            return True
-        state.lose(tier, g, block)
-        return False
-
-    # -- ranks -----------------------------------------------------------------------------------------------------
-
-    def vote(self, e: Vote) -> None:
-        """A rank's own hit; the first one after an agreement is for another hit."""
-        if self.agreed.pop(e.req, None) is not None:
-            del self.votes[e.req]
-        self.votes.setdefault(e.req, {})[e.rank] = e.hit
-        if len(self.votes) > REMEMBERED:
-            self.forget(next(iter(self.votes)))
-
-    def agree(self, e: Agree) -> None:
-        """The hit that all use."""
-        votes = self.votes.setdefault(e.req, {})
-        if votes:
-            self.state.fire(self.on_agree.other["smallest"], e.hit, min(votes.values()), segment=e.req)
-        self.agreed[e.req] = e.hit
-        if len(self.votes) > REMEMBERED:
-            self.forget(next(iter(self.votes)))
-
-    def forget(self, name: str) -> None:
-        """Nothing is kept of what ranks said about this request."""
-        self.votes.pop(name, None)
-        self.agreed.pop(name, None)
 
     # -- hidden: from the match to the computing -------------------------------------------------------------------
 
