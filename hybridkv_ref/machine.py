@@ -32,12 +32,21 @@ def event_source(event: Event, function: str, constants: Mapping[str, int], effe
     It returns the index of the first false guard, or -1 after all effects were assigned.  Guards come before effects,
     so a refused row has changed nothing; every right-hand side reads the state before the step.
     """
-    name = namer(constants)
     arguments = ["G", *map(role_name, event.roles), *(f"in_{i}" for i in event.inputs)]
-    lines = [f"def {function}({', '.join(arguments)}):"]
-    for index, guard in enumerate(event.guards):
-        lines.append(f"    if not {python(guard.expr, name)}: return {index}")
-    return "\n".join([*lines, *(_assignments(event.effects, name) if effects else ()), "    return -1"])
+    return "\n".join([f"def {function}({', '.join(arguments)}):", *event_lines(event, namer(constants), effects)])
+
+
+def event_lines(event: Event, name: Namer, effects: bool = True) -> list[str]:
+    """The lines of an event's function: its guards, its effects if they are wanted, and -1."""
+    lines = [f"    if not {python(g.expr, name)}: return {index}" for index, g in enumerate(event.guards)]
+    return [*lines, *(_assignments(event.effects, name) if effects else ()), "    return -1"]
+
+
+def named_values(expr: Expr, look: Callable[[Ref], Value]) -> dict[str, Value]:
+    """What ``look`` finds for the variables of an expression, by the name a reader knows."""
+    bare = ("self", "global", "const", "input")
+    found = sorted(refs(expr), key=lambda r: (r.role, r.name))
+    return {(r.name if r.role in bare else f"{r.role}.{r.name}"): look(r) for r in found}
 
 
 def _assignments(effects: Sequence[Effect], name: Namer) -> list[str]:
@@ -265,8 +274,4 @@ class World:
             value: Value = getattr(owner, attribute(ref.name))
             return value
 
-        bare = ("self", "global", "const", "input")
-        return {
-            (r.name if r.role in bare else f"{r.role}.{r.name}"): look(r)
-            for r in sorted(refs(expr), key=lambda r: (r.role, r.name))
-        }
+        return named_values(expr, look)

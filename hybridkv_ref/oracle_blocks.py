@@ -4,11 +4,27 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from hybridkv_ref.events import Allocate, DeferFree, Evict, Free, Reset
+from hybridkv_ref.oracle_entities import Lease, Record
 from hybridkv_ref.oracle_hits import Hits
 from hybridkv_ref.oracle_pins import Pins
-from hybridkv_ref.oracle_records import UNTOLD, Block, Bound, GroupState, Place, Request, Row, Tier
+from hybridkv_ref.oracle_records import UNTOLD, Block, Bound, GroupState, Place, Request, Tier
 from hybridkv_ref.oracle_requests import Requests
+from hybridkv_ref.oracle_row import Row
 from hybridkv_ref.oracle_state import State
+
+
+class Ends:
+    """The rows by which references to the blocks of one group end, and the blocks with the last of them."""
+
+    __slots__ = (
+        "abort", "cancel", "drop", "free", "left_behind", "let_go", "pass_by", "release", "retire", "unheld", "unhold",
+    )  # fmt: skip
+
+    def __init__(self, rows: dict[str, Row], unheld: Row) -> None:
+        self.abort, self.cancel, self.drop = rows["abort"], rows["cancel"], rows["drop"]
+        self.left_behind, self.let_go, self.pass_by = rows["left_behind"], rows["let_go"], rows["pass_by"]
+        self.release, self.retire, self.free = rows["release"], rows["retire"], rows["free"]
+        self.unheld, self.unhold = unheld, rows["unhold"]
 
 
 class Blocks:
@@ -22,7 +38,9 @@ class Blocks:
         self.empty, self.open, self.fresh = (frozenset(sets[n]) for n in ("EMPTY", "OPEN", "FRESH"))
         lease = state.tables.sets["lease"]
         self.hit, self.writes = frozenset(lease["HIT"]), frozenset(lease["WRITES"])
-        self.candidate, self.lease = hits.candidate, state.lease
+        self.candidate, self.make = hits.candidate, state.make
+        # A lease in one of these stages is of a block that its request wrote or adopted.
+        self.own = frozenset(lease["HELD"]) - self.hit | self.writes
         self.together: dict[tuple[int, int], int] = {}
         self.below: dict[tuple[str, int, str], list[Block]] = {}
         # What frees wait for, by request, group and block; and the steps and transfers that run (set by the oracle).
@@ -33,6 +51,7 @@ class Blocks:
             [o for o in state.groups if o is not g and g.spec.pool and o.spec.pool == g.spec.pool] for g in state.groups
         ]
         self.unheld = [rows["unheld"] for rows in state.books.group]
+        self.ends = [Ends(rows, self.unheld[i]) for i, rows in enumerate(self.on["free"].group)]
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -45,38 +64,47 @@ class Blocks:
             if e.req != req or e.group != group:
                 req, group = e.req, e.group
                 request, g = state.request(req), state.named(group)
-                row, size, shared = on.group[g.index]["admit"], g.spec.block, self.sharing[g.index]
+                row, size, shared = on.group[g.index]["admit"], g.block, self.sharing[g.index]
                 held, lost = device.blocks[g.index], device.lost[g.index]
             if request.lost or not (request.running or self.hits.settle(request)):
                 state.skipped += 1
                 for number in e.blocks:
-                    state.lose(device, g, held.get(number) or Block(number, None))
+                    state.lose_number(device, g, number)
                 continue
             if request.refused and not state.fire(on.other["granted"], False in request.refused, segment=req):
                 for number in e.blocks:
-                    state.lose(device, g, held.get(number) or Block(number, None))
+                    state.lose_number(device, g, number)
                 continue
             record, at = request.record, e.at
             if at < 0:
                 at = request.positions.get(group, record.f)
-            for number in e.blocks:
+            numbers = e.blocks
+            # Looked up by the numbers as they are, of which a compiled loop would make objects anew; and zip without a
+            # keyword, of which mypyc makes a loop.
+            for number, block in zip(numbers, map(held.get, numbers)):  # noqa: B905 (mypyc)
                 if number != null:
-                    lost.discard(number)
+                    if lost:
+                        lost.discard(number)
                     if choices:
                         state.choices.settle(device, g, number, alive=False)
-                    block = held.get(number) or state.unnamed(device, g, number)
-                    if block is not None and (not shared or self.apart(on, g, number)):
+                        block = held.get(number)
+                    if block is None:
+                        block = state.unnamed(device, g, number)
+                    if block is not None and (
+                        (device.alone(g.index, number) and not choices) or self.apart(on, shared, g, number)
+                    ):
                         self.take(row, g, block, request, record, at)
                 at += size
             request.positions[group] = at
 
-    def apart(self, on: Bound, group: GroupState, number: int) -> bool:
+    def apart(self, on: Bound, sharing: list[GroupState], group: GroupState, number: int) -> bool:
         """No other group of the pool has the block of this number; where one has, nothing of either is judged."""
         state, device = self.state, self.state.device
-        for g in self.sharing[group.index]:
-            if state.choices.of:
+        blocks, choices = device.blocks, state.choices.of
+        for g in sharing:
+            if choices:
                 state.choices.settle(device, g, number, alive=False)
-            other = device.blocks[g.index].get(number)
+            other = blocks[g.index].get(number)
             if other is not None and not state.fire(
                 on.group[g.index]["apart"], other.segment, segment=(g.spec.name, number)
             ):
@@ -87,16 +115,15 @@ class Blocks:
 
     def take(self, row: Row, g: GroupState, block: Block, request: Request, record: Any, at: int) -> None:
         """One block for a writer."""
-        state, known, make, call = self.state, record.accepted, self.lease, row.call
-        seg, lease = block.segment, make()
+        state, known = self.state, record.accepted
+        seg, lease = block.segment, self.make.lease()
         row.count += 1
-        # Spelled out, as wherever a row is fired for block after block: a call of fire takes as long as the row. Nor is
-        # it row.call(...): the interpreter is quick to call what a local holds, and not what an attribute does.
-        if (index := call(state.pool, seg, lease, record, at, 1, 0, 0, UNTOLD, known)) >= 0:
+        # Spelled out, as wherever a row is fired for block after block: a call of fire takes as long as the row.
+        if (index := row.lease6(state.pool, seg, lease, record, at, 1, 0, 0, UNTOLD, known)) >= 0:
             state.refuse(row, index, (seg, lease, record, at, 1, 0, 0, UNTOLD, known), (g.spec.name, block.number))
             state.lose(state.device, g, block)
             return
-        block.leases[request.uid] = lease
+        block.hold(request.uid, lease)
         block.writer = block.owner = request
         block.tokens = block.domain = block.content = 0
         request.held += 1
@@ -118,32 +145,46 @@ class Blocks:
             if e.group != group:
                 group, name = e.group, None
                 g = state.named(group)
+                ends = self.ends[g.index]
             if request is not None and request.lost:
                 state.skipped += 1
                 continue
             if e.tier != name:
                 name = e.tier
-                tier, rows, unheld = state.tier(name), on.group[g.index], self.unheld[g.index].test
+                tier, unheld = state.tier(name), ends.unheld
                 held, pool = tier.blocks[g.index], tier.pool
-            record, uid = (request.record, request.uid) if request is not None else (self.requests.nobody, 0)
-            for number in e.blocks:
-                if number == null or (block := held.get(number) or state.unnamed(tier, g, number)) is None:
+            if request is not None:
+                record, uid = request.record, request.uid
+                # What a running request gives up has to lie before this.
+                low = g.low(request.at) if request.running and g.reuse else -1
+            else:
+                record, uid, low = self.requests.nobody, 0, -1
+            for number, block in zip(e.blocks, map(held.get, e.blocks)):  # noqa: B905 (mypyc)
+                if number == null:
                     continue
+                if block is None:
+                    block = state.unnamed(tier, g, number)
+                    if block is None:
+                        continue
                 if self.deferred and not self.in_time(on, e, number):
                     state.lose(tier, g, block)
                     continue
-                lease = block.leases.get(uid)
+                lease = block.lease_of(uid)
                 if lease is None and (e.req, name, group, number) in self.pins.holders:
-                    if self.pins.unhold(rows["unhold"], tier, g, e.req, number):
-                        self.give_back(rows, tier, g, block)
+                    if self.pins.unhold(ends.unhold, tier, g, e.req, number):
+                        self.give_back(ends.retire, ends.free, tier, g, block)
                     continue
+                # The lease of a hit may still be known to the request's lookup.
+                own = lease is not None and lease.stage in self.own
                 if lease is None and request is not None and block.owner is request:
                     block.owner = None
-                elif not self.let_go(rows, g, block, record, lease, request):
+                elif not self.let_go(ends, g, block, record, lease, request, low):
                     state.lose(tier, g, block)
                     continue
                 if lease is not None:
-                    del block.leases[uid]
+                    block.let(uid)
+                    if own and not lease.in_flight:
+                        self.make.done(lease)
                 if block.writer is request:
                     block.writer = None
                 if request is not None:
@@ -151,8 +192,8 @@ class Blocks:
                 if tails:
                     self.together[g.index, number] = uid
                 # Most blocks stay findable: asked here, the call is saved.
-                if (seg := block.segment).stage in empty or unheld(pool, seg) < 0:
-                    self.give_back(rows, tier, g, block)
+                if (seg := block.segment).stage in empty or unheld.seg0(pool, seg) < 0:
+                    self.give_back(ends.retire, ends.free, tier, g, block)
             if request is not None and not (request.held or request.running):
                 self.requests.close(request, "free")
 
@@ -164,53 +205,67 @@ class Blocks:
         return not waits or self.state.fire(on.other["waited_for"], *runs, segment=where)
 
     def let_go(
-        self, rows: dict[str, Row], g: GroupState, block: Block, record: Any, lease: Any, request: Request | None
+        self,
+        ends: Ends,
+        g: GroupState,
+        block: Block,
+        record: Record,
+        lease: Lease | None,
+        request: Request | None,
+        low: int,
     ) -> bool:
-        """One reference ends by the row that its stage asks for."""
-        state, seg, row = self.state, block.segment, rows["let_go"]
+        """One reference ends by the row that its stage asks for; ``low``: what a running request still needs, or -1."""
+        state, seg, row = self.state, block.segment, ends.let_go
         if lease is None:
-            row, lease = rows["release"], state.lease()
+            row, lease = ends.release, self.make.lease()
         elif (stage := lease.stage) == self.candidate:
-            row = rows["drop"]
+            row = ends.drop
         else:
             running = request is not None and request.running
-            if running and request is not None and g.spec.reuse:
-                other = request.adopted.get((g.index, seg.start)) if request.adopted else None
-                again = other is not None and other is not block and request.uid in other.leases
-                where = (g.spec.name, block.number)
-                if not state.fire(rows["left_behind"], seg, g.low(request.at), again, segment=where):
-                    return False
+            if low >= 0 and request is not None:
+                again = bool(request.adopted) and self.again(request, g, block)
+                behind = ends.left_behind
+                behind.count += 1
+                if (index := behind.seg2(state.pool, seg, low, again)) >= 0:
+                    return state.refuse(behind, index, (seg, low, again), (g.name, block.number))
             if stage in self.hit:
-                row = rows["pass_by" if running else "release"]
+                row = ends.pass_by if running else ends.release
             elif stage in self.writes:
-                where = (g.spec.name, block.number)
-                if not state.fire(rows["cancel"], seg, lease, record, segment=where):
-                    return False
-                row = rows["abort"]
+                cancel, row = ends.cancel, ends.abort
+                cancel.count += 1
+                if (index := cancel.lease0(state.pool, seg, lease, record)) >= 0:
+                    return state.refuse(cancel, index, (seg, lease, record), (g.name, block.number))
         row.count += 1
-        call = row.call
-        if (index := call(state.pool, seg, lease, record)) < 0:
+        if (index := row.lease0(state.pool, seg, lease, record)) < 0:
             return True
-        return state.refuse(row, index, (seg, lease, record), (g.spec.name, block.number))
+        return state.refuse(row, index, (seg, lease, record), (g.name, block.number))
 
-    def give_back(self, rows: dict[str, Row], tier: Tier, g: GroupState, block: Block, where: Place = "") -> None:
-        """What nobody holds and no entry names goes back to the pool."""
+    @staticmethod
+    def again(request: Request, g: GroupState, block: Block) -> bool:
+        """The request holds what a block holds in another one that it adopted."""
+        other = request.adopted.get((g.index, block.segment.start))
+        return other is not None and other is not block and other.lease_of(request.uid) is not None
+
+    def give_back(self, retire: Row, free: Row, tier: Tier, g: GroupState, block: Block, where: Place = "") -> None:
+        """What nobody holds and no entry names goes back to the pool, by these two rows."""
         state, seg, pool = self.state, block.segment, tier.pool
         if seg.stage not in self.empty:
-            unheld = self.unheld[g.index].test
-            if unheld(pool, seg) >= 0:
+            if self.unheld[g.index].seg0(pool, seg) >= 0:
                 return
-            for row in (rows["retire"], rows["free"]):
+            row = retire
+            row.count += 1
+            if (index := row.seg0(pool, seg)) < 0:
+                row = free
                 row.count += 1
-                call = row.call
-                if (index := call(pool, seg)) >= 0:
-                    state.refuse(row, index, (seg,), where or (g.spec.name, block.number), pool)
-                    state.lose(tier, g, block)
-                    return
+                index = row.seg0(pool, seg)
+            if index >= 0:
+                state.refuse(row, index, (seg,), where or (g.name, block.number), pool)
+                state.lose(tier, g, block)
+                return
         block.writer = block.owner = None
         if self.together:
             self.together.pop((g.index, block.number), None)
-        if not block.leases:
+        if not block.uid and block.others is None:
             state.rest(tier, g, block)
 
     def evict(self, e: Evict) -> None:
@@ -240,7 +295,7 @@ class Blocks:
         if state.fire(rows["retire"], seg, segment=where, pool=tier.pool) and state.fire(
             rows["free"], seg, segment=where, pool=tier.pool
         ):
-            self.give_back(rows, tier, g, block)
+            self.give_back(rows["retire"], rows["free"], tier, g, block)
         else:
             state.lose(tier, g, block)
 
@@ -268,4 +323,4 @@ class Blocks:
             if e.blocks:
                 self.clear(rows, device, g, block, (e.group, number))
             elif state.legal(rows["retire"], block.segment):
-                self.give_back(rows, device, g, block)
+                self.give_back(rows["retire"], rows["free"], device, g, block)

@@ -15,7 +15,7 @@ def equal(blocks: list[Block]) -> bool:
     first = blocks[0]
     return all(
         b.segment.keys == 1
-        and not (b.leases or b.segment.pins or b.segment.holds or b.segment.steps)
+        and not (b.leases() or b.segment.pins or b.segment.holds or b.segment.steps)
         and (b.content, b.key, b.segment.start, b.segment.end, b.segment.epoch)
         == (first.content, first.key, first.segment.start, first.segment.end, first.segment.epoch)
         for b in blocks
@@ -46,8 +46,10 @@ class Choices:
             other = next((n for n in sorted(numbers) if (n in blocks) == alive), None)
             if other is not None:
                 old, new = (other, number) if alive else (number, other)
-                block = blocks[new] = blocks.pop(old)
+                block = blocks[old]
+                tier.pop(group.index, old)
                 block.number = new
+                tier.add(group.index, new, block)
         if len({n in blocks for n in numbers}) < 2:
             self.close(tier, group, numbers)
 

@@ -15,7 +15,6 @@ from hybridkv_ref.events import (
     TableWrite,
     Wait,
 )
-from hybridkv_ref.oracle_records import maker
 from hybridkv_ref.oracle_state import State
 from hybridkv_ref.oracle_steps import Steps
 
@@ -47,7 +46,7 @@ class Claims:
         self.decisions: dict[int, Decide] = {}
         self.waits: dict[str, set[str]] = {}
         self.dirty_null = False
-        self.new_graph = maker(state.machine, "graph", "")
+        self.new_graph = state.code.maker("graph")
 
     def table_write(self, e: TableWrite) -> None:
         """A block table: the type of its indices, its columns, whether its buffer is free, the window's outside."""

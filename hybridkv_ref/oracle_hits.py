@@ -1,10 +1,10 @@
 """Lookups, and the way of a request through the hit protocol, most of which engines do not report."""
 
-from typing import Any
-
 from hybridkv_ref.events import Lookup
+from hybridkv_ref.oracle_entities import Lease, Record
 from hybridkv_ref.oracle_ranks import Ranks
-from hybridkv_ref.oracle_records import Block, Bound, GroupState, Place, Request, Row, Tier
+from hybridkv_ref.oracle_records import Block, Bound, GroupState, Request, Tier
+from hybridkv_ref.oracle_row import Row
 from hybridkv_ref.oracle_state import State
 from hybridkv_ref.recovery import Contents, Hit, candidate_frontiers, longest_hit
 
@@ -25,7 +25,7 @@ class Hits:
         self.none = state.tables.classes["lease"]["stage"].init
         self.candidate = next(e for e in state.tables.events if e.row == "find").edges["lease"][1]
         self.readable = state.tables.kinds[state.groups[0].kind].sets["READABLE"]
-        self.leases: dict[int, list[tuple[GroupState, Block, Any]]] = {}
+        self.leases: dict[int, list[tuple[GroupState, Block, Lease]]] = {}
         self.groups = [g.need for g in state.groups if g.spec.reuse]
         self.whole = [g for g in state.groups if g.low(g.spec.block) == 0 and not g.need.exact and g.spec.reuse]
 
@@ -70,8 +70,9 @@ class Hits:
         tier = state.tier(e.tier)
         for name, numbers in e.blocks.items():
             g = state.named(name)
-            rows, null, size = self.on_lookup.group[g.index], state.header.null, g.spec.block
+            rows, null, size, record = self.on_lookup.group[g.index], state.header.null, g.block, request.record
             last = first = 0
+            find, finds = rows["find"], tier is state.device and record.stage == self.matched
             for index, number in enumerate(numbers):
                 if number == null:
                     continue
@@ -79,27 +80,28 @@ class Hits:
                 if block is None:
                     state.lose_request(request)
                     return
-                lease = None
-                where = (name, number)
-                if tier is state.device and request.record.stage == self.matched:
-                    lease = state.lease()
-                    if not state.fire(rows["find"], block.segment, lease, request.record, segment=where):
+                seg = block.segment
+                if finds:
+                    lease = state.make.lease()
+                    find.count += 1
+                    if (bad := find.lease0(state.pool, seg, lease, record)) >= 0:
+                        state.refuse(find, bad, (seg, lease, record), (name, number))
                         state.lose_request(request)
                         return
-                    block.leases[request.uid] = lease
+                    block.hold(request.uid, lease)
                     leases.append((g, block, lease))
-                elif not state.fire(other["right_tier"], int(block.segment.stage not in self.readable), segment=where):
+                elif not state.fire(other["right_tier"], int(seg.stage not in self.readable), segment=(name, number)):
                     state.lose_request(request)
                     return
                 if not (
-                    self.in_place(rows, g, block, index * size, where, tier)
-                    and self.same(rows, block, request, (index + 1) * size, where)
+                    self.in_place(rows, g, block, index * size, tier)
+                    and self.same(rows, g, block, request, (index + 1) * size)
                 ):
                     state.lose_request(request)
                     return
-                covered = block.segment.end
-                first = first if last == block.segment.start and last else block.segment.start
-                last = covered
+                if last != seg.start or not last:
+                    first = seg.start
+                last = seg.end
             if used and not self.covered(self.on_lookup, g, e.req, used, used, first, last):
                 state.lose_request(request)
                 return
@@ -109,24 +111,29 @@ class Hits:
                 state.lose_request(request)
                 return
 
-    def in_place(self, rows: dict[str, Row], g: GroupState, block: Block, place: int, where: Place, tier: Tier) -> bool:
+    def in_place(self, rows: dict[str, Row], g: GroupState, block: Block, place: int, tier: Tier) -> bool:
         """A block holds what its place in the table says, and weights of today wrote it."""
-        state, seg = self.state, block.segment
-        at = seg.end - g.spec.block if g.states else seg.start
-        if not state.fire(self.on_lookup.other["in_place"], at, place, segment=where):
-            return False
+        state, seg, row, where = self.state, block.segment, self.on_lookup.other["in_place"], (g.name, block.number)
+        at = seg.end - g.block if g.states else seg.start
+        row.count += 1
+        if (index := row.sys2(state.pool, at, place)) >= 0:
+            return state.refuse(row, index, (at, place), where)
         return not tier.pool.model_epoch or state.fire(rows["todays_weights"], seg, segment=where, pool=tier.pool)
 
-    def same(self, rows: dict[str, Row], block: Block, request: Request, end: int, where: Place) -> bool:
+    def same(self, rows: dict[str, Row], g: GroupState, block: Block, request: Request, end: int) -> bool:
         """Physical identity: the slot was last written with what is asked for."""
         asked = request.content(end)
         if not asked or not block.tokens:
             return True
-        seg = block.segment
-        asked_domain = request.rough if block.domain == request.rough else request.domain
-        return self.state.fire(rows["same_tokens"], seg, block.tokens, asked, segment=where) and self.state.fire(
-            rows["same_domain"], seg, block.domain, asked_domain, segment=where
-        )
+        state, seg, where, row = self.state, block.segment, (g.name, block.number), rows["same_tokens"]
+        row.count += 1
+        if (index := row.seg2(state.pool, seg, block.tokens, asked)) >= 0:
+            return state.refuse(row, index, (seg, block.tokens, asked), where)
+        domain, row = request.rough if block.domain == request.rough else request.domain, rows["same_domain"]
+        row.count += 1
+        if (index := row.seg2(state.pool, seg, block.domain, domain)) >= 0:
+            return state.refuse(row, index, (seg, block.domain, domain), where)
+        return True
 
     def covered(self, on: Bound, g: GroupState, req: str, at: int, used: int, first: int, last: int) -> bool:
         """Contents: the group can resume at a position, where all beyond what is used comes from elsewhere."""
@@ -134,7 +141,7 @@ class Hits:
         inputs = (lo, min(hi, used), first, last, exact)
         return self.state.fire(on.group[g.index]["covers"], *inputs, segment=(g.spec.name, req))
 
-    def held(self, request: Request, pinned: list[tuple[GroupState, Block, Any]]) -> bool:
+    def held(self, request: Request, pinned: list[tuple[GroupState, Block, Lease]]) -> bool:
         """What of a hit is pinned is enough: every group resumes from blocks that it holds. Nothing pinned, no hit."""
         hit = pinned or request.outside
         spans = dict.fromkeys((g.index for g in self.state.groups if g.spec.reuse), (0, 0)) if hit else {}
@@ -154,7 +161,7 @@ class Hits:
             for g, block, lease in self.leases.pop(request.uid, ()):
                 if lease.stage != self.none:
                     state.fire(self.on_lookup.group[g.index]["drop"], block.segment, lease, record)
-                block.leases.pop(request.uid, None)
+                block.let(request.uid)
         if record.stage in self.running:
             return True
         request.positions.clear()
@@ -167,7 +174,7 @@ class Hits:
         agreed = self.ranks.hit(request.name)
         return agreed < 0 or state.fire(other["within_agreed"], used, agreed, segment=request.name)
 
-    def longer(self, request: Request) -> Any:
+    def longer(self, request: Request) -> Record:
         """The record, another one where a preempted request comes again with a longer prompt and holds nothing."""
         state, record, books = self.state, request.record, self.state.books.other
         if record.length != request.length and state.legal(self.hidden.other["resume_cold"], record):
@@ -228,14 +235,14 @@ class Hits:
             state.lose_request(request)
         return done
 
-    def layers(self, request: Request, record: Any, leases: list[tuple[GroupState, Block, Any]]) -> bool:
+    def layers(self, request: Request, record: Record, leases: list[tuple[GroupState, Block, Lease]]) -> bool:
         """Check, L1 and L2, joint, L4, read."""
         state, rows, other = self.state, self.hidden.group, self.hidden.other
         pinned = []
         for g, block, lease in leases:
             if lease.stage == self.candidate:
                 state.fire(rows[g.index]["drop"], block.segment, lease, record)
-                block.leases.pop(request.uid, None)
+                block.let(request.uid)
             elif lease.stage != self.none:
                 pinned.append((g, block, lease))
         if leases and not pinned and not request.outside:
@@ -247,11 +254,15 @@ class Hits:
         for step, of_leases in (("check", ("pass_l1", "pass_l2")), ("join", ("pass_l4",)), ("validate", ("read",))):
             if not state.fire(other[step], record, segment=request.name):
                 return False
+            # Block by block, which is the order of the refusals; the rows are looked up once for a group's blocks.
+            last = None
             for g, block, lease in pinned:
-                for row in of_leases:
-                    where = (g.spec.name, block.number)
-                    if not state.fire(rows[g.index][row], block.segment, lease, record, segment=where):
-                        return False
+                if g is not last:
+                    last, fired = g, [rows[g.index][name] for name in of_leases]
+                for row in fired:
+                    row.count += 1
+                    if (index := row.lease0(state.pool, block.segment, lease, record)) >= 0:
+                        return state.refuse(row, index, (block.segment, lease, record), (g.name, block.number))
         request.held += len(pinned)
         if request.rough and (request.roughly or any(b.domain == request.rough for _, b, _ in pinned)):
             # What it computes rests on an approximate recovery: other values than those of the exact grade.

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from hybridkv_ref.events import DEVICE, KeyPublish, KeyRemove, Measure
 from hybridkv_ref.oracle_blocks import Blocks
 from hybridkv_ref.oracle_choices import equal
-from hybridkv_ref.oracle_records import Block, GroupState, Request, Row, Tier
+from hybridkv_ref.oracle_records import Block, GroupState, Request, Tier
+from hybridkv_ref.oracle_row import Row
 from hybridkv_ref.oracle_state import State
 
 Entry = Block | None
@@ -35,7 +36,6 @@ class Index:
         state, on, null, tree = self.state, self.on_publish, self.state.header.null, "tree" in self.state.claims
         pool, choices, unwritten, group, name = state.pool, state.choices.of, self.blocks.open, None, None
         not_null = on.other["not_null"]
-        not_null_call = not_null.call
         for e in events:
             state.index += 1
             if e.group != group or e.tier != name:
@@ -44,7 +44,6 @@ class Index:
                 entries, held, rows = self.of(name, g.index), tier.blocks[g.index], on.group[g.index]
                 found = self.found[g.index] if tier is state.device else None
                 publish, at_tier = rows["publish"], tier.pool
-                publish_call = publish.call
             numbers, parent, at = e.blocks, e.parent, e.at
             if e.tokens is not None:
                 covered = len(e.keys) * g.spec.block
@@ -61,7 +60,7 @@ class Index:
                 if numbers:
                     number = numbers[place] if place < len(numbers) else null
                     not_null.count += 1
-                    if (index := not_null_call(pool, number == null)) >= 0:
+                    if (index := not_null.sys1(pool, number == null)) >= 0:
                         state.refuse(not_null, index, (number == null,), (group, number))
                         continue
                     if choices:
@@ -74,7 +73,7 @@ class Index:
                         right = self.agrees(g, block, at, live)
                     if right:
                         publish.count += 1
-                        if (index := publish_call(at_tier, seg)) >= 0:
+                        if (index := publish.seg0(at_tier, seg)) >= 0:
                             right = state.refuse(publish, index, (seg,), (group, number), at_tier)
                     if not right:
                         state.lose(tier, g, block)
@@ -104,8 +103,7 @@ class Index:
         if end >= 0:
             row = other["continues"]
             row.count += 1
-            call = row.call
-            if (index := call(self.state.pool, start, end)) >= 0:
+            if (index := row.sys2(self.state.pool, start, end)) >= 0:
                 return self.state.refuse(row, index, (start, end), (e.group, first.number))
         return right
 
@@ -116,7 +114,7 @@ class Index:
 
     def commit(self, rows: dict[str, Row], g: GroupState, block: Block, writer: Request) -> bool:
         """The writer of a block is done: what it wrote of what its request has accepted is the block's content."""
-        state, seg, record, lease = self.state, block.segment, writer.record, block.leases.get(writer.uid)
+        state, seg, record, lease = self.state, block.segment, writer.record, block.lease_of(writer.uid)
         if lease is None:
             return True
         known = seg.end if seg.end < record.accepted else record.accepted
@@ -124,13 +122,11 @@ class Index:
             state.hidden += 1
             row = rows["accept_tokens"]
             row.count += 1
-            call = row.call
-            if (index := call(state.pool, seg, lease, record, known)) >= 0:
+            if (index := row.lease1(state.pool, seg, lease, record, known)) >= 0:
                 state.refuse(row, index, (seg, lease, record, known), "")
         row = rows["commit"]
         row.count += 1
-        call = row.call
-        if (index := call(state.pool, seg, lease, record)) >= 0:
+        if (index := row.lease0(state.pool, seg, lease, record)) >= 0:
             return state.refuse(row, index, (seg, lease, record), (g.spec.name, block.number))
         self.name_content(block, writer)
         return True
@@ -156,7 +152,6 @@ class Index:
         tree, tails, choices = "tree" in claims, "tails" in claims, state.choices.of
         pool, group, name = state.pool, None, None
         known = on.other["known_entry"]
-        known_call = known.call
         for e in events:
             state.index += 1
             if e.group != group or e.tier != name:
@@ -164,11 +159,10 @@ class Index:
                 g, tier = state.named(group), state.tier(name)
                 entries, held, rows = self.of(name, g.index), tier.blocks[g.index], on.group[g.index]
                 unpublish = rows["unpublish"]
-                unpublish_call = unpublish.call
             for place, key in enumerate(e.keys):
                 live: list[Entry] = entries.get(key) or []
                 known.count += 1
-                if (index := known_call(pool, len(live))) >= 0:
+                if (index := known.sys1(pool, len(live))) >= 0:
                     state.refuse(known, index, (len(live),), (e.group, key))
                     continue
                 number = e.blocks[place] if place < len(e.blocks) else None
@@ -187,7 +181,7 @@ class Index:
                     continue
                 seg = entry.segment
                 unpublish.count += 1
-                if (index := unpublish_call(tier.pool, seg)) >= 0:
+                if (index := unpublish.seg0(tier.pool, seg)) >= 0:
                     state.refuse(unpublish, index, (seg,), (e.group, entry.number), tier.pool)
                     state.lose(tier, g, entry)
                     continue
@@ -195,7 +189,7 @@ class Index:
                 if seg.stage in self.blocks.fresh:
                     if tails and state.legal(self.blocks.unheld[g.index], seg, pool=tier.pool):
                         self.blocks.in_order(on.other["tail_first"], tier, g, entry, (e.group, entry.number))
-                    self.blocks.give_back(rows, tier, g, entry)
+                    self.blocks.give_back(rows["retire"], rows["free"], tier, g, entry)
 
     def choose(self, tier: Tier, g: GroupState, live: list[Entry], number: int | None) -> int:
         """Which of several equal entries goes: the named one, else the one that nobody holds.

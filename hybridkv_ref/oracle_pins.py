@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from hybridkv_ref.events import Pin, Unpin
 from hybridkv_ref.oracle_hits import Hits
-from hybridkv_ref.oracle_records import Block, GroupState, Request, Row, Tier
+from hybridkv_ref.oracle_records import Block, GroupState, Request, Tier
+from hybridkv_ref.oracle_row import Row
 from hybridkv_ref.oracle_state import State
 
 
@@ -22,7 +23,8 @@ class Pins:
         for e in events:
             state.index += 1
             g, tier, request = state.named(e.group), state.tier(e.tier), state.requests.get(e.req)
-            rows = self.on_pin.group[g.index]
+            rows, pool = self.on_pin.group[g.index], state.pool
+            find, pin = rows["find"], rows["pin"]
             if request is not None and request.lost:
                 state.skipped += 1
                 continue
@@ -32,39 +34,40 @@ class Pins:
                 block = state.block(tier, g, number, alive=True) if number != null else None
                 if block is None:
                     continue
-                where = (e.group, number)
                 if request is not None and own.get(block.segment.start, 0) == (block.content or -1):
                     self.adopt(rows["adopt"], g, block, request)
                     continue
                 if request is None or not hit:
-                    if state.fire(rows["hold"], block.segment, segment=where, pool=tier.pool):
+                    if state.fire(rows["hold"], block.segment, segment=(e.group, number), pool=tier.pool):
                         self.holders.setdefault((e.req, e.tier, e.group, number), []).append(block)
                     else:
                         state.lose(tier, g, block)
                     continue
-                lease, record = block.leases.get(request.uid), request.record
+                lease, record, seg = block.lease_of(request.uid), request.record, block.segment
                 if lease is None:
-                    lease = state.lease()
-                    if not state.fire(rows["find"], block.segment, lease, record, segment=where):
+                    lease = state.make.lease()
+                    if not state.fire(find, seg, lease, record, segment=(e.group, number)):
                         state.lose(tier, g, block)
                         continue
-                    block.leases[request.uid] = lease
+                    block.hold(request.uid, lease)
                     self.hits.leases.setdefault(request.uid, []).append((g, block, lease))
-                if not state.fire(rows["pin"], block.segment, lease, record, segment=where):
+                pin.count += 1
+                if (index := pin.lease0(pool, seg, lease, record)) >= 0:
+                    state.refuse(pin, index, (seg, lease, record), (e.group, number))
                     state.lose(tier, g, block)
 
     def written(self, request: Request, g: GroupState) -> dict[int, int]:
         """What a running request holds of a group, by position: the content of its block."""
-        blocks = [b for b in self.state.device.blocks[g.index].values() if request.uid in b.leases]
+        blocks = [b for b in self.state.device.blocks[g.index].values() if b.lease_of(request.uid) is not None]
         return {b.segment.start: request.content(b.segment.end) ^ request.domain for b in blocks}
 
     def adopt(self, row: Row, g: GroupState, block: Block, request: Request) -> None:
         """The request goes on with this block, so that its own one of the same tokens may go."""
-        lease = self.state.lease()
-        if request.uid in block.leases:
+        lease = self.state.make.lease()
+        if block.lease_of(request.uid) is not None:
             return
         if self.state.fire(row, block.segment, lease, request.record, segment=(g.spec.name, block.number)):
-            block.leases[request.uid] = lease
+            block.hold(request.uid, lease)
             request.held += 1
             request.adopted[g.index, block.segment.start] = block
         else:

@@ -1,17 +1,15 @@
-"""The records of the oracle: refusals, blocks, requests, tiers, groups, and rows as it fires them."""
+"""The records of the oracle: refusals, blocks, requests, tiers, groups, and the rows that an event may fire."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
+from itertools import accumulate, count
 
-from hybridkv_ref.compile_py import attribute
-from hybridkv_ref.event_map import row_name
-from hybridkv_ref.events import GroupSpec
-from hybridkv_ref.machine import Compiled, Machine, Value
+from hybridkv_ref.events import DEVICE, GroupSpec
+from hybridkv_ref.machine import Value
+from hybridkv_ref.oracle_entities import Lease, Pool, Record, Segment
+from hybridkv_ref.oracle_row import Row
 from hybridkv_ref.recovery import Group
-from hybridkv_ref.tables import Tables
 
 UNTOLD = 1 << 60
 """The value of a limit that nobody told."""
@@ -21,6 +19,9 @@ Place = str | tuple[str, int | str]
 
 SPARE = 4096
 """How many records of empty blocks are kept to be used again, per group and tier."""
+
+COUNTED = 1 << 20
+"""Block numbers from here on are looked up in each group of a pool."""
 
 REMEMBERED = 65536
 """How many ended requests are remembered, to see that none ends twice."""
@@ -49,49 +50,25 @@ class Refusal:
         return f"event {self.index} ({self.event}){where}: {self.row} refused by '{self.guard}' with {shown}"
 
 
+# What stands for contents is kept below the size at which a compiled oracle has to keep an int as an object.
+_BITS = (1 << 61) - 1
+_LOW = (1 << 60) - 1
+
+
 def digest(*parts: object) -> int:
-    """A number that stands for these values, the same in every run, and never 0."""
-    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest()) or 1
+    """A number of 61 bits that stands for these values, the same in every run, and never 0."""
+    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest()) & _BITS or 1
 
 
-_BITS = (1 << 64) - 1
-_PARTIAL = 0xC2B2AE3D27D4EB4F
+def placed(start: int, ids: list[int]) -> Iterator[int]:
+    """For each id a number that stands for it at its place, from ``start`` on, the same in every run.
 
-
-def mixed(before: int, number: int) -> int:
-    """A number of 64 bits that stands for what came before and what follows, the same in every run, and never 0."""
-    bits = ((before ^ number) + 0x632BE59BD9B4E019) * 0x9E3779B97F4A7C15 & _BITS
-    bits = (bits ^ bits >> 29) * 0xBF58476D1CE4E5B9 & _BITS
-    return bits ^ bits >> 32 or 1
-
-
-@lru_cache(maxsize=64)
-def machine_of(tables: Tables, constants: tuple[tuple[str, int], ...]) -> Machine:
-    """The tables compiled for these constants, once: worlds of one machine share its code."""
-    return Machine(tables, dict(constants))
-
-
-@lru_cache(maxsize=1024)
-def _type_of(cls: str, variables: tuple[str, ...]) -> type:
-    """Records of nothing but variables; one type for blocks of all groups, which the interpreter then reads alike."""
-    return type(cls, (), {"__slots__": variables})
-
-
-@lru_cache(maxsize=1024)
-def maker(machine: Machine, cls: str, kind: str, rigid: tuple[str, ...] = ()) -> Callable[..., Any]:
-    """A function that makes records of entities in their first stage, by straight-line code.
-
-    Its keyword arguments are the rigid variables that it sets.
+    Python's hash of a tuple of ints is, and takes an int modulo 2 ** 61 - 1: others go in parts.
     """
-    variables = machine.tables.vars_of(cls, kind)
-    names = {attribute(n) for n in rigid}
-    first = {attribute(n): repr(v.init) for n, v in variables.items()}
-    lines = [f"def make({', '.join(sorted(names))}):", " e = new()"]
-    lines += [f" e.{n} = {n if n in names else v}" for n, v in first.items()]
-    space: dict[str, Any] = {"new": _type_of(cls, tuple(first))}
-    exec("\n".join([*lines, " return e"]), space)
-    made: Callable[..., Any] = space["make"]
-    return made
+    if ids and not 0 <= min(ids) <= max(ids) < _BITS:
+        parts = [(i,) if 0 <= i < _BITS else ((i >> 60) + 64, i & _LOW) for i in ids]
+        return (hash((place, *part)) for place, part in enumerate(parts, start))
+    return map(hash, zip(count(start), ids))
 
 
 class Block:
@@ -101,15 +78,45 @@ class Block:
     ``content`` stands for both.
     """
 
-    __slots__ = ("content", "domain", "key", "leases", "number", "owner", "segment", "tokens", "writer")
+    __slots__ = (
+        "content", "domain", "key", "lease", "number", "others", "owner", "segment", "tokens", "uid", "writer",
+    )  # fmt: skip
 
-    def __init__(self, number: int, segment: Any) -> None:
+    def __init__(self, number: int, segment: Segment) -> None:
         self.number, self.segment = number, segment
         self.tokens = self.domain = self.content = 0
-        self.leases: dict[int, Any] = {}
+        # Most blocks have one lease at a time, of the request ``uid`` (0: none); ``others`` are of other requests.
+        self.uid = 0
+        self.lease: Lease | None = None
+        self.others: dict[int, Lease] | None = None
         self.writer: Request | None = None
         self.owner: Request | None = None
         self.key = ""
+
+    def lease_of(self, uid: int) -> Lease | None:
+        """The lease of this request."""
+        return self.lease if uid == self.uid else None if self.others is None else self.others.get(uid)
+
+    def hold(self, uid: int, lease: Lease) -> None:
+        """A request has this lease from here on."""
+        if not self.uid or self.uid == uid:
+            self.uid, self.lease = uid, lease
+        elif self.others is None:
+            self.others = {uid: lease}
+        else:
+            self.others[uid] = lease
+
+    def let(self, uid: int) -> None:
+        """A request has no lease any more."""
+        if uid == self.uid:
+            self.uid, self.lease = 0, None
+        elif self.others is not None and self.others.pop(uid, None) is not None and not self.others:
+            self.others = None
+
+    def leases(self) -> list[tuple[int, Lease]]:
+        """Every lease with the request that has it."""
+        first = [(self.uid, self.lease)] if self.lease is not None else []
+        return [*first, *self.others.items()] if self.others is not None else first
 
 
 class Request:
@@ -120,7 +127,7 @@ class Request:
         "outside", "positions", "record", "refused", "rough", "roughly", "running", "table_versions", "uid", "unit",
     )  # fmt: skip
 
-    def __init__(self, name: str, uid: int, record: Any, length: int, unit: int) -> None:
+    def __init__(self, name: str, uid: int, record: Record, length: int, unit: int) -> None:
         self.name, self.uid, self.record, self.length, self.unit = name, uid, record, length, unit
         self.chain: list[int] = []
         # ``domain``: the other inputs of what it asks for and writes; ``rough``: the same after a bounded recovery, if
@@ -141,11 +148,11 @@ class Request:
         self.adopted: dict[tuple[int, int], Block] = {}
 
     def extend(self, ids: list[int]) -> None:
-        """Goes on with these ids: each hash stands for everything up to its end."""
-        before = self.chain[-1] if self.chain else 0
-        for number in ids:
-            before = mixed(before, number)
-            self.chain.append(before)
+        """Goes on with these ids: each sum stands for everything up to its end."""
+        chain = self.chain
+        sums = accumulate(placed(len(chain), ids), initial=chain[-1] if chain else 0)
+        next(sums)
+        chain += sums
 
     @property
     def known(self) -> int:
@@ -159,62 +166,72 @@ class Request:
         count = -(-end // self.unit)
         if count > len(self.chain):
             return digest(self.uid, end)
-        last = self.chain[count - 1]
-        return last if end == count * self.unit else mixed(last ^ _PARTIAL, end)
+        last = self.chain[count - 1] & _BITS
+        return (last if end == count * self.unit else hash((last, end))) & _BITS or 1
 
 
-@dataclass(slots=True)
 class GroupState:
     """One cache group: its description, kind in the tables, what it needs to resume, and the rules of that need."""
 
-    index: int
-    spec: GroupSpec
-    kind: str
-    need: Group
-    rules: tuple[str, ...]
-    states: bool
+    __slots__ = ("block", "index", "kind", "name", "need", "ratio", "reuse", "rules", "spec", "states")
+
+    def __init__(
+        self, index: int, spec: GroupSpec, kind: str, need: Group, rules: tuple[str, ...], states: bool
+    ) -> None:
+        self.index, self.spec, self.kind, self.need, self.rules, self.states = index, spec, kind, need, rules, states
+        # What of the description is asked for block after block.
+        self.name, self.block, self.ratio, self.reuse = spec.name, spec.block, spec.ratio, spec.reuse
 
     def low(self, position: int) -> int:
         """First position that computing from ``position`` on still needs."""
         return self.need.need(position, position)[0]
 
 
-class Row:
-    """A compiled row as the oracle fires it: ``call(pool, *entities, *inputs)``, and how often it was fired.
+class Tier:
+    """One tier: its pool, blocks of each group by number, numbers that are lost, and its rows, under its caps.
 
-    ``test`` takes the same and only asks whether it may be fired. ``more``: the rules that it stands for besides its
-    own, where it is about the need of one group.
+    ``counts``: where groups share a pool of the device, how many have a block of a number, below ``COUNTED``.
     """
 
-    __slots__ = ("call", "count", "event", "more", "name", "test")
+    __slots__ = ("blocks", "counts", "lost", "name", "pool", "rows", "segment", "spare")
 
-    def __init__(self, compiled: Compiled, more: tuple[str, ...] = ()) -> None:
-        self.call, self.test, self.event, self.more = compiled.call, compiled.test, compiled.event, more
-        self.name, self.count = row_name(compiled.event), 0
+    def __init__(
+        self, name: str, pool: Pool, groups: list[GroupState], segment: Callable[..., Segment], rows: list[Row]
+    ) -> None:
+        self.name, self.pool, self.segment, self.rows = name, pool, segment, rows
+        self.blocks: list[dict[int, Block]] = [{} for _ in groups]
+        self.lost: list[set[int]] = [set() for _ in groups]
+        self.spare: list[list[Block]] = [[] for _ in groups]
+        counts = {g.spec.pool: list[int]() for g in groups if g.spec.pool and name == DEVICE}
+        self.counts: list[list[int] | None] = [counts.get(g.spec.pool) for g in groups]
 
-    @property
-    def rules(self) -> tuple[str, ...]:
-        """The rules that the row stands for."""
-        return (*self.event.rules, *self.more)
+    def add(self, group: int, number: int, block: Block) -> None:
+        """A block of a number of which the group has none."""
+        self.blocks[group][number] = block
+        counts = self.counts[group]
+        if counts is not None and 0 <= number < COUNTED:
+            if number >= len(counts):
+                counts.extend([0] * (2 * number + 1 - len(counts)))
+            counts[number] += 1
+
+    def pop(self, group: int, number: int) -> Block | None:
+        """The group's block of this number, which it has no more."""
+        found = self.blocks[group].pop(number, None)
+        counts = self.counts[group]
+        if counts is not None and found is not None and 0 <= number < COUNTED:
+            counts[number] -= 1
+        return found
+
+    def alone(self, group: int, number: int) -> bool:
+        """No other group of the pool has a block of a number of which this one has one; False where it is not known."""
+        counts = self.counts[group]
+        return counts is None or (0 <= number < COUNTED and counts[number] < 2)
 
 
-@dataclass(slots=True)
-class Tier:
-    """One tier: its machine (for its caps), pool, blocks of each group by number, and numbers that are lost."""
-
-    name: str
-    machine: Machine
-    pool: Any
-    blocks: list[dict[int, Block]]
-    lost: list[set[int]]
-    segment: list[Any]
-    spare: list[list[Block]]
-    rows: list[tuple[str, Row]]
-
-
-@dataclass(slots=True)
 class Bound:
     """The rows that one event may fire: of each group's blocks, of everything else, by row name."""
 
-    group: list[dict[str, Row]]
-    other: dict[str, Row]
+    __slots__ = ("group", "other")
+
+    def __init__(self, group: list[dict[str, Row]], other: dict[str, Row]) -> None:
+        self.group, self.other = group, other

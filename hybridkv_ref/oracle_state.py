@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hybridkv_ref.compile_py import attribute
 from hybridkv_ref.errors import InputError
 from hybridkv_ref.event_map import load_event_map, row_name
 from hybridkv_ref.events import DEVICE, GroupSpec, Header
-from hybridkv_ref.machine import World
 from hybridkv_ref.models import load_model
 from hybridkv_ref.oracle_choices import Choices
+from hybridkv_ref.oracle_code import PART, code_of
+from hybridkv_ref.oracle_entities import Makers, Record
 from hybridkv_ref.oracle_records import (
     REMEMBERED,
     SPARE,
@@ -28,11 +28,9 @@ from hybridkv_ref.oracle_records import (
     Place,
     Refusal,
     Request,
-    Row,
     Tier,
-    machine_of,
-    maker,
 )
+from hybridkv_ref.oracle_row import Row
 from hybridkv_ref.oracle_tables import kind_name, oracle_tables
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.recovery import entries, group_of
@@ -57,8 +55,8 @@ class State:
 
     # Slots, because the interpreter looks up methods of larger objects anew at every call.
     __slots__ = (
-        "_record", "_rigid", "alignment", "books", "by_name", "choices", "claims", "device", "ended", "epochs", "event",
-        "failed", "groups", "header", "hidden", "holding", "index", "lease", "machine", "map", "names", "peak", "pool",
+        "_part", "_record", "alignment", "books", "by_name", "choices", "claims", "code", "device", "ended", "epochs",
+        "event", "failed", "groups", "header", "hidden", "holding", "index", "make", "map", "peak", "pool",
         "refusals", "requests", "skipped", "spec", "strides", "tables", "tiers", "uids", "unit",
     )  # fmt: skip
 
@@ -72,7 +70,7 @@ class State:
         self.tables: Tables = oracle_tables(specs, spec)
         self.map = load_event_map(spec)
         self.claims = frozenset(header.capabilities)
-        for claim in self.claims - self.map.capabilities.keys():
+        for claim in sorted(self.claims.difference(self.map.capabilities)):
             raise InputError(
                 f"header: capabilities: no capability '{claim}' (known: {', '.join(self.map.capabilities)})"
             )
@@ -81,15 +79,11 @@ class State:
         self.choices = Choices()
         self.tiers: dict[str, Tier] = {}
         self.device = self.tier(DEVICE)
-        self.machine, self.pool = self.device.machine, self.device.pool
+        self.pool = self.device.pool
         self.books = self.bound(self.map.books)
-        per_kind = [f"{n}.{g.kind}" for g in self.groups for n in ("group", "ahead", "abi", "uses")]
-        self._record = maker(self.machine, "request", "", ("id", "length", "kernel", *per_kind))
-        self._rigid = {attribute(n): 0 for n in per_kind}
-        for g in self.groups:
-            self._rigid |= {attribute(f"group.{g.kind}"): g.index, attribute(f"ahead.{g.kind}"): g.spec.ahead}
-            self._rigid[attribute(f"uses.{g.kind}")] = g.spec.reuse
-        self.lease = maker(self.machine, "lease", "")
+        self._record, part = self.code.maker("request", ("id", "length", "kernel")), "request" + PART
+        self._part = self.code.maker(part, ("ahead", "group", "uses"))
+        self.make: Makers = self.code.makers()
         lease_sets = self.tables.sets["lease"]
         self.holding = frozenset(lease_sets["HELD"]) | frozenset(lease_sets["WRITES"])
         self.requests: dict[str, Request] = {}
@@ -100,8 +94,6 @@ class State:
         units = [g.spec.block for g in self.groups if g.spec.reuse]
         self.alignment = self.header.alignment or math.lcm(*units)
         self.unit = self.header.unit or math.gcd(*units) or 1
-        self.names = World(self.machine)
-        self.names.pool = self.pool
 
     def _group(self, index: int, spec: GroupSpec) -> GroupState:
         if spec.block < 1:
@@ -112,34 +104,36 @@ class State:
 
     def tier(self, name: str) -> Tier:
         """The tier of this name; made with its caps when first named."""
-        if name not in self.tiers:
-            limits, constants = self.header.limits, dict.fromkeys(self.tables.constants, UNTOLD)
-            constants |= {"RESERVE": 0, "RATIO": 1, "HALO": 0, "PROBE": -1}
-            constants |= {"IN_ORDER": int("in_order" in self.claims)}
-            if limits.pipeline:
-                constants["PIPELINE"] = limits.pipeline
-            if limits.preempts:
-                constants["MAX_PREEMPTS"] = limits.preempts
-            for g in self.groups:
-                cap = g.spec.capacity - 1 if name == DEVICE and g.spec.capacity else limits.tiers.get(name, 0)
-                constants[f"{g.kind}.CAP"] = cap or UNTOLD
-                constants[f"{g.kind}.UNIT"], constants[f"{g.kind}.ENTRY"] = g.spec.block, int(not g.states)
-            known = tuple((n, v) for n, v in constants.items() if n in self.tables.constants)
-            machine = machine_of(self.tables, known)
-            made = [maker(machine, "segment", g.kind, ("group",)) for g in self.groups]
-            pool = World(machine).pool
-            rows: list[tuple[str, Row]] = []
-            for c in machine.events.values():
-                if row_name(c.event) in self.map.needs:
-                    rows += [(g.kind, Row(c, g.rules)) for g in self.groups]
-                else:
-                    rows.append((c.event.kinds.get("self") or c.event.kinds.get("dst", ""), Row(c)))
-            self.tiers[name] = Tier(
-                name, machine, pool, [{} for _ in made], [set() for _ in made], made, [[] for _ in made], rows
-            )
-            if name != DEVICE:
-                self.fire(self.books.other["same_weights"], self.pool.model_epoch, pool=pool)
-        return self.tiers[name]
+        found = self.tiers.get(name)
+        return self._tier(name) if found is None else found
+
+    def _tier(self, name: str) -> Tier:
+        limits, constants = self.header.limits, dict.fromkeys(self.tables.constants, UNTOLD)
+        constants |= {"RESERVE": 0, "RATIO": 1, "HALO": 0, "PROBE": -1}
+        constants |= {"IN_ORDER": int("in_order" in self.claims)}
+        if limits.pipeline:
+            constants["PIPELINE"] = limits.pipeline
+        if limits.preempts:
+            constants["MAX_PREEMPTS"] = limits.preempts
+        for g in self.groups:
+            cap = g.spec.capacity - 1 if name == DEVICE and g.spec.capacity else limits.tiers.get(name, 0)
+            constants[f"{g.kind}.CAP"] = cap or UNTOLD
+            constants[f"{g.kind}.UNIT"], constants[f"{g.kind}.ENTRY"] = g.spec.block, int(not g.states)
+        known = tuple((n, v) for n, v in constants.items() if n in self.tables.constants)
+        code = code_of(self.tables, tuple(g.kind for g in self.groups), known)
+        if name == DEVICE:
+            self.code = code
+        rows = list[Row]()
+        for made in code.rows:
+            if row_name(made[0]) in self.map.needs:
+                rows += [code.row(made, g.index, g.rules) for g in self.groups]
+            else:
+                rows.append(code.row(made, made[-1]))
+        segment = code.maker("segment", ("group",))
+        tier = self.tiers[name] = Tier(name, code.pool(), self.groups, segment, rows)
+        if name != DEVICE:
+            self.fire(self.books.other["same_weights"], self.pool.model_epoch, pool=tier.pool)
+        return tier
 
     def bind(self, event: str, tier: str = DEVICE) -> Bound:
         """The rows that an event of this form may fire, and no others."""
@@ -149,20 +143,19 @@ class State:
         """The rows of these names, with the caps of a tier."""
         group: list[dict[str, Row]] = [{} for _ in self.groups]
         other: dict[str, Row] = {}
-        kinds = {g.kind: g.index for g in self.groups}
-        for kind, row in self.tier(tier).rows:
+        for row in self.tier(tier).rows:
             if row.name in allowed:
-                if kind:
-                    group[kinds[kind]][row.name] = row
-                else:
-                    other[row.name] = row
+                of = other if row.group < 0 else group[row.group]
+                of[row.name] = row
         return Bound(group, other)
 
     # -- entities --------------------------------------------------------------------------------------------------
 
-    def new_record(self, uid: int, length: int, kernel: bool = True) -> Any:
+    def new_record(self, uid: int, length: int, kernel: bool = True) -> Record:
         """A request's record in its first stage."""
-        return self._record(id=uid, length=length, kernel=kernel, **self._rigid)
+        record = self._record(id=uid, length=length, kernel=kernel)
+        record.parts = [self._part(ahead=g.spec.ahead, group=g.index, uses=g.spec.reuse) for g in self.groups]
+        return record
 
     def request(self, name: str) -> Request:
         """The request of this name; one that never arrived is of unknown tokens and unknown length."""
@@ -203,22 +196,31 @@ class State:
             found = spare.pop()
             found.number = number
         else:
-            found = Block(number, tier.segment[group.index](group=group.index))
-        tier.blocks[group.index][number] = found
+            found = Block(number, tier.segment(group=group.index))
+        tier.add(group.index, number, found)
         return found
 
     def rest(self, tier: Tier, group: GroupState, block: Block) -> None:
         """An empty block of which nobody knows: its record may stand for another one."""
-        if tier.blocks[group.index].pop(block.number, None) is block and len(tier.spare[group.index]) < SPARE:
+        spare = tier.spare[group.index]
+        if tier.pop(group.index, block.number) is block and len(spare) < SPARE:
             block.tokens = block.domain = block.content = 0
             block.key = ""
-            tier.spare[group.index].append(block)
+            spare.append(block)
 
     def lose(self, tier: Tier, group: GroupState, block: Block) -> None:
         """Nothing about this block is judged any more until it is taken anew; nor is it charged to anybody."""
-        if tier.blocks[group.index].pop(block.number, None) is not None:
+        if tier.pop(group.index, block.number) is not None:
             self.fire(self.books.group[group.index]["forget"], block.segment, pool=tier.pool)
         tier.lost[group.index].add(block.number)
+
+    def lose_number(self, tier: Tier, group: GroupState, number: int) -> None:
+        """As ``lose``, for a number of which there may be no block."""
+        block = tier.blocks[group.index].get(number)
+        if block is None:
+            tier.lost[group.index].add(number)
+        else:
+            self.lose(tier, group, block)
 
     def lose_request(self, request: Request) -> None:
         """Nothing about this request is judged any more, nor about the blocks that it held and who else held them."""
@@ -227,11 +229,11 @@ class State:
         for tier in self.tiers.values():
             for group in self.groups:
                 for block in list(tier.blocks[group.index].values()):
-                    lease = block.leases.get(request.uid)
+                    lease = block.lease_of(request.uid)
                     if lease is not None and lease.stage not in self.holding:
-                        del block.leases[request.uid]
+                        block.let(request.uid)
                     elif lease is not None or block.owner is request:
-                        others |= {uid for uid, other in block.leases.items() if other.stage in self.holding}
+                        others |= {uid for uid, other in block.leases() if other.stage in self.holding}
                         self.lose(tier, group, block)
         for other in [r for r in self.requests.values() if r.uid in others and not r.lost]:
             self.lose_request(other)
@@ -248,14 +250,13 @@ class State:
     def fire(self, row: Row, *arguments: Any, segment: Place = "", pool: Any = None) -> bool:
         """Fires a row; False, with a refusal noted, where a guard is false."""
         row.count += 1
-        call = row.call
-        if (index := call(pool or self.pool, *arguments)) < 0:
+        if (index := row.function(row, pool or self.pool, *arguments)) < 0:
             return True
         return self.refuse(row, index, arguments, segment, pool)
 
     def legal(self, row: Row, *arguments: Any, pool: Any = None) -> bool:
         """Whether a row may be fired; it is not."""
-        return row.test(pool or self.pool, *arguments) < 0
+        return row.test(row, pool or self.pool, *arguments) < 0
 
     def fire_all(self, rows: Mapping[str, Row], checks: Iterable[tuple[str, tuple[int, ...]]], segment: Place) -> bool:
         """Fires each of these rows with its inputs, also after one was refused; whether all were legal."""
@@ -265,15 +266,13 @@ class State:
     @property
     def rows(self) -> Iterator[Row]:
         """The rows of every tier, fired or not."""
-        return (row for tier in self.tiers.values() for _, row in tier.rows)
+        return (row for tier in self.tiers.values() for row in tier.rows)
 
     def refuse(self, row: Row, index: int, arguments: tuple[Any, ...], segment: Place, pool: Any = None) -> bool:
         """Notes a refusal, and gives False, which is what the row's firing comes to."""
         event, where = row.event, segment if isinstance(segment, str) else f"{segment[0]}:{segment[1]}"
-        guard, count = event.guards[index], len(event.roles)
-        inputs = dict(zip(event.inputs, arguments[count:], strict=True))
-        self.names.pool = self.pool if pool is None else pool
-        values = self.names.values(guard.expr, event, arguments[:count], inputs)
+        guard = event.guards[index]
+        values = row.code.values(row, guard, self.pool if pool is None else pool, arguments)
         broken = (*self.map.broken(event, guard), *row.more)
         self.failed.update(broken)
         self.refusals.append(Refusal(self.index, self.event, event.id, broken, where, guard.text, values))

@@ -5,19 +5,28 @@ from typing import Any
 
 from hybridkv_ref.events import Accept, Complete, Dispatch, Draft, Reject, Span
 from hybridkv_ref.oracle_blocks import Blocks
+from hybridkv_ref.oracle_entities import Lease, Record
 from hybridkv_ref.oracle_hits import Hits
 from hybridkv_ref.oracle_records import Block, GroupState, Request
 from hybridkv_ref.oracle_state import State
 
-Ran = tuple[GroupState, Block, Any, Any, bool]
-"""What a step used: group, block, lease, record, whether it wrote."""
+
+class Ran:
+    """What a step used of one group: blocks with the leases of its request, whose record is ``record``."""
+
+    __slots__ = ("blocks", "group", "leases", "record", "wrote")
+
+    def __init__(self, group: GroupState, record: Record, wrote: bool) -> None:
+        self.group, self.record, self.wrote = group, record, wrote
+        self.blocks: list[Block] = []
+        self.leases: list[Lease] = []
 
 
 class Steps:
     """Steps in flight by name; ``windows`` are those that layers declared, ``replays`` graphs that run in a step."""
 
     def __init__(self, state: State, hits: Hits, blocks: Blocks) -> None:
-        self.state, self.hits, self.writes, self.lease = state, hits, blocks.writes, state.lease
+        self.state, self.hits, self.writes, self.make = state, hits, blocks.writes, state.make
         self.on = {name: state.bind(name) for name in ("dispatch", "complete", "accept", "reject")}
         self.steps: dict[str, list[Ran]] = {}
         self.at: dict[str, int] = {}
@@ -52,19 +61,19 @@ class Steps:
         """The spans whose indices are what they should be, each with its group."""
         state, other = self.state, self.on["dispatch"].other
         index_type, length_unit, pool = other["index_type"], other["length_unit"], state.pool
-        type_call, unit_call, name = index_type.call, length_unit.call, None
+        name = None
         for span in spans:
             if span.group != name:
                 name = span.group
                 g = state.named(name)
             right = True
-            space, unit, ratio = span.space == "group", span.unit, g.spec.ratio
+            space, unit, ratio = span.space == "group", span.unit, g.ratio
             index_type.count += 1
-            if (index := type_call(pool, space)) >= 0:
+            if (index := index_type.sys1(pool, space)) >= 0:
                 right = state.refuse(index_type, index, (space,), span.group)
             token, group, entry = unit == "token", unit == "group", unit == "entry"
             length_unit.count += 1
-            if (index := unit_call(pool, token, group, entry, ratio)) >= 0:
+            if (index := length_unit.sys4(pool, token, group, entry, ratio)) >= 0:
                 right = state.refuse(length_unit, index, (token, group, entry, ratio), span.group)
             if span.window >= 0:
                 declared = self.windows.get(span.layer, g.spec.window if span.layer < 0 and g.spec.window else -1)
@@ -79,29 +88,36 @@ class Steps:
 
     def write(self, spans: list[Span], request: Request, ran: list[Ran]) -> None:
         """Appends the tokens of spans to their blocks."""
-        state, record, null, uid, make = self.state, request.record, self.state.header.null, request.uid, self.lease
+        state, record, null, make = self.state, request.record, self.state.header.null, self.make
+        uid = request.uid
         on, pool, device = self.on["dispatch"], state.pool, state.device
         confirm, drafts, last, kept = on.other["confirm"], request.drafts, None, self.kept
         inside = on.other["write_inside"]
-        confirm_call, inside_call = confirm.call, inside.call
         for span, g in self.right(spans):
             if g is not last:
-                last, rows, size, held, states = g, on.group[g.index], g.spec.block, device.blocks[g.index], g.states
+                last, rows, size, held, states = g, on.group[g.index], g.block, device.blocks[g.index], g.states
                 append, issue = rows["append"], rows["dispatch"]
-                append_call, issue_call = append.call, issue.call
+            part = Ran(g, record, wrote=True)
+            ran.append(part)
+            used, leases = part.blocks, part.leases
             lo, hi, numbers, end = span.lo, span.hi, span.blocks, 0
             if span.unit == "entry":
-                lo, hi = lo * g.spec.ratio, hi * g.spec.ratio
+                lo, hi = lo * g.ratio, hi * g.ratio
             if (to := hi - drafts) > record.accepted:
                 state.hidden += 1
                 confirm.count += 1
-                if (index := confirm_call(pool, record, to)) >= 0:
+                if (index := confirm.req1(pool, record, to)) >= 0:
                     state.refuse(confirm, index, (record, to), "")
-            for number in numbers:
-                if number == null or (block := held.get(number) or state.unnamed(device, g, number)) is None:
+            for number, block in zip(numbers, map(held.get, numbers)):  # noqa: B905 (mypyc)
+                if number == null:
                     continue
-                seg = block.segment
-                lease = block.leases.get(uid) or make()
+                if block is None:
+                    block = state.unnamed(device, g, number)
+                    if block is None:
+                        continue
+                seg, lease = block.segment, block.lease_of(uid)
+                if lease is None:
+                    lease = make.lease()
                 if lease.stage == kept and not state.fire(
                     rows["write_on"], seg, lease, record, segment=(span.group, number)
                 ):
@@ -117,19 +133,20 @@ class Steps:
                     count = (hi if hi < end or (states and number == numbers[-1]) else end) - at
                 # Spelled out for speed, as in oracle_blocks.
                 append.count += 1
-                if (index := append_call(pool, seg, lease, record, at, count)) >= 0:
+                if (index := append.lease2(pool, seg, lease, record, at, count)) >= 0:
                     state.refuse(append, index, (seg, lease, record, at, count), (span.group, number))
                     state.lose(device, g, block)
                     continue
                 issue.count += 1
-                if (index := issue_call(pool, seg, lease, record, seg.end)) >= 0:
+                if (index := issue.lease1(pool, seg, lease, record, seg.end)) >= 0:
                     state.refuse(issue, index, (seg, lease, record, seg.end), (span.group, number))
                     state.lose(device, g, block)
                     continue
-                ran.append((g, block, lease, record, True))
+                used.append(block)
+                leases.append(lease)
             if hi and end and not states and number != null:
                 inside.count += 1
-                if (index := inside_call(pool, hi, end)) >= 0:
+                if (index := inside.sys2(pool, hi, end)) >= 0:
                     state.refuse(inside, index, (hi, end), span.group)
             if hi > request.at:
                 request.at = hi
@@ -137,25 +154,44 @@ class Steps:
     def read(self, spans: list[Span], request: Request, ran: list[Ran]) -> None:
         """The blocks that a step reads, each up to where the span reaches."""
         state, record, null, device = self.state, request.record, self.state.header.null, self.state.device
+        on, pool, inside = self.on["dispatch"], state.pool, self.on["dispatch"].other["read_inside"]
+        uid = request.uid
         for span, g in self.right(spans):
-            issue, size = self.on["dispatch"].group[g.index]["dispatch"], g.spec.block
-            scale = g.spec.ratio if span.unit == "entry" else 1
+            issue, size, held = on.group[g.index]["dispatch"], g.block, device.blocks[g.index]
+            part = Ran(g, record, wrote=False)
+            ran.append(part)
+            used, leases = part.blocks, part.leases
+            scale = g.ratio if span.unit == "entry" else 1
             lo, hi, last = span.lo * scale, span.hi * scale, 0
             if hi and not g.states and null in span.blocks:
                 self.nulls(g, span.blocks, lo, g.low(hi))
-            for number in span.blocks:
-                block = state.block(device, g, number) if number != null else None
-                if block is None:
+            for number, block in zip(span.blocks, map(held.get, span.blocks)):  # noqa: B905 (mypyc)
+                if number == null:
                     continue
-                seg, lease = block.segment, block.leases.get(request.uid) or self.lease()
-                upto = seg.end if not hi else min(hi, seg.start + size)
-                last = max(last, seg.start + size)
-                if state.fire(issue, seg, lease, record, upto, segment=(span.group, number)):
-                    ran.append((g, block, lease, record, False))
+                if block is None:
+                    block = state.unnamed(device, g, number)
+                    if block is None:
+                        continue
+                seg, lease = block.segment, block.lease_of(uid)
+                if lease is None:
+                    lease = self.make.lease()
+                end = seg.start + size
+                upto = end if hi > end else hi
+                if not hi:
+                    upto = seg.end
+                if end > last:
+                    last = end
+                issue.count += 1
+                if (index := issue.lease1(pool, seg, lease, record, upto)) < 0:
+                    used.append(block)
+                    leases.append(lease)
                 else:
+                    state.refuse(issue, index, (seg, lease, record, upto), (span.group, number))
                     state.lose(device, g, block)
             if hi and last and not g.states:
-                state.fire(self.on["dispatch"].other["read_inside"], hi, last, segment=span.group)
+                inside.count += 1
+                if (index := inside.sys2(pool, hi, last)) >= 0:
+                    state.refuse(inside, index, (hi, last), span.group)
 
     def nulls(self, g: GroupState, blocks: list[int], lo: int, low: int) -> None:
         """Null blocks among those that a step reads from ``lo`` on."""
@@ -176,20 +212,19 @@ class Steps:
         at = self.at.pop(e.step, -1)
         if e.at >= 0 and at >= 0:
             state.fire(on.other["step_position"], e.at, at, segment=e.step)
-        pool, ok, last = state.pool, e.ok, None
-        for g, block, lease, record, wrote in ran or ():
-            if g is not last:
-                last, rows = g, on.group[g.index]
-                written, done = rows["written"], rows["complete"]
-                written_call, done_call = written.call, done.call
-            seg = block.segment
-            if wrote and ok:
-                written.count += 1
-                if (index := written_call(pool, seg, lease, record)) >= 0:
-                    state.refuse(written, index, (seg, lease, record), (g.spec.name, block.number))
-            done.count += 1
-            if (index := done_call(pool, seg, lease, record)) >= 0:
-                state.refuse(done, index, (seg, lease, record), (g.spec.name, block.number))
+        pool = state.pool
+        for part in ran or ():
+            g, record, rows, wrote = part.group, part.record, on.group[part.group.index], part.wrote and e.ok
+            written, done = rows["written"], rows["complete"]
+            for block, lease in zip(part.blocks, part.leases):  # noqa: B905 (mypyc)
+                seg = block.segment
+                if wrote:
+                    written.count += 1
+                    if (index := written.lease0(pool, seg, lease, record)) >= 0:
+                        state.refuse(written, index, (seg, lease, record), (g.name, block.number))
+                done.count += 1
+                if (index := done.lease0(pool, seg, lease, record)) >= 0:
+                    state.refuse(done, index, (seg, lease, record), (g.name, block.number))
 
     # -- drafts ----------------------------------------------------------------------------------------------------
 
@@ -229,7 +264,7 @@ class Steps:
             self.held(g, request, e.to)
             reject = on.group[g.index]["reject_drafts"]
             for block in [b for b in state.device.blocks[g.index].values() if b.writer is request]:
-                seg, lease = block.segment, block.leases.get(request.uid)
+                seg, lease = block.segment, block.lease_of(request.uid)
                 if lease is not None and lease.stage in self.writes and seg.end > e.to and seg.end > seg.start:
                     to = max(e.to, seg.start)
                     state.fire(reject, seg, lease, request.record, to, segment=(g.spec.name, block.number))
@@ -240,7 +275,7 @@ class Steps:
         state, low, held = self.state, g.low(to), to
         if not low or state.device.lost[g.index]:
             return
-        own = [b.segment for b in state.device.blocks[g.index].values() if request.uid in b.leases]
+        own = [b.segment for b in state.device.blocks[g.index].values() if b.lease_of(request.uid) is not None]
         for seg in sorted(own, key=lambda seg: -seg.start):
             if seg.start < held <= seg.end:
                 held = seg.start

@@ -15,11 +15,10 @@ from hybridkv_ref.oracle_records import (
     GroupState,
     Place,
     Request,
-    Row,
     Tier,
     digest,
-    maker,
 )
+from hybridkv_ref.oracle_row import Row
 from hybridkv_ref.oracle_state import State
 
 PEER = "peer"
@@ -65,8 +64,8 @@ class Transfers:
         self.running: dict[str, Transfer] = {}
         self.lost: dict[str, None] = {}
         self.bound: dict[tuple[str, str], Bound] = {}
-        self.shipment = maker(state.machine, "shipment", "", ("part", "group"))
-        self.transfer = maker(state.machine, "transfer", "", ("parts",))
+        self.shipment = state.code.maker("shipment", ("part", "group"))
+        self.transfer = state.code.maker("transfer", ("parts",))
         self.first = state.tables.classes["shipment"]["stage"].init
         self.moving = next(e for e in state.tables.events if e.id.startswith("ship_begin[")).edges["shipment"][1]
         self.failing = next(e for e in state.tables.events if e.row == "transfer_fail").edges["xfer"][1]
@@ -175,7 +174,7 @@ class Transfers:
         source, target = state.block(made.source, g, src), state.block(made.target, g, dst)
         if source is None or target is None:
             return None
-        if made.target is state.device and not self.blocks.apart(on, g, dst):
+        if made.target is state.device and not self.blocks.apart(on, self.blocks.sharing[g.index], g, dst):
             return None
         where = f"{g.spec.name}:{src}>{dst}"
         seg = source.segment
@@ -188,21 +187,21 @@ class Transfers:
                 source.writer = own
                 self.index.name_content(source, own)
         elif seg.stage in self.blocks.open and source.writer is not None:
-            lease = source.leases.get(source.writer.uid)
+            lease = source.lease_of(source.writer.uid)
             if lease is None or not state.fire(rows["commit"], seg, lease, source.writer.record, segment=where):
                 state.lose(made.source, g, source)
                 return None
             self.index.name_content(source, source.writer)
         writer = target.writer
-        if writer is not None and target.segment.stage in self.blocks.open and writer.uid in target.leases:
-            lease = target.leases[writer.uid]
+        lease = target.lease_of(writer.uid) if writer is not None else None
+        if writer is not None and lease is not None and target.segment.stage in self.blocks.open:
             if not g.states and not state.fire(on.other["in_place"], seg.start, target.segment.start, segment=where):
                 return None
             for row in ("cancel", "abort"):
                 if not state.fire(rows[row], target.segment, lease, writer.record, segment=where):
                     state.lose(made.target, g, target)
                     return None
-            del target.leases[writer.uid]
+            target.let(writer.uid)
         entity = self.shipment(part=made.entity.begun, group=g.index)
         arguments = (seg, target.segment, made.entity, entity, 1, 0)
         if not state.fire(rows["ship_begin"], *arguments, segment=where, pool=made.target.pool):
@@ -271,17 +270,17 @@ class Transfers:
         state, owner, target = self.state, s.target.owner, s.target
         rows = on.group[s.group.index]
         if target.segment.stage in self.blocks.fresh and owner is not None and owner.running:
-            lease = state.lease()
+            lease = state.make.lease()
             if state.fire(rows["reopen"], target.segment, lease, owner.record, segment=where):
-                target.leases[owner.uid] = lease
+                target.hold(owner.uid, lease)
         elif target.segment.stage in self.blocks.empty and owner is None:
-            self.blocks.give_back(rows, made.target, s.group, target, where)
+            self.blocks.give_back(rows["retire"], rows["free"], made.target, s.group, target, where)
         self.release(rows, s, made, where)
 
     def release(self, rows: dict[str, Row], s: Shipment, made: Transfer, where: Place) -> None:
         """What another engine does with the block that it sent is not told, so nothing of it is kept."""
         if made.source.name.startswith(PEER):
-            self.blocks.give_back(rows, made.source, s.group, s.source, where)
+            self.blocks.give_back(rows["retire"], rows["free"], made.source, s.group, s.source, where)
 
     def fail(self, e: TransferFail) -> None:
         """Nothing survives; with its bytes stopped, all is given back."""
