@@ -22,11 +22,12 @@ from typing import Any
 from hybridkv_ref import events as ev
 from hybridkv_ref.adapters.vllm_features import call_names, missing_features
 from hybridkv_ref.adapters.vllm_index import WatchedIndex
-from hybridkv_ref.adapters.vllm_tables import Held, Run, follow, split
+from hybridkv_ref.adapters.vllm_tables import PIECE, Held, Run, first_block, follow, split
 from hybridkv_ref.events import Event, Header
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.recovery import group_of
 
+_ID = (1 << 60) - 1
 CLAIMS = ("blocks", "reuse", "index", "steps", "in_order")
 """What a trace of this adapter shows."""
 
@@ -36,11 +37,14 @@ class Life:
     """What was last seen of a request: its tables, tokens told, positions dispatched and done, steps in flight.
 
     ``blocks`` are the engine's own, of which the tables are the numbers: lists of them compare by identity, fast.
+    ``firsts``: per table the index before which it was all null; ``whole``: its length when that was last looked at.
     """
 
     tables: list[list[int]]
     blocks: list[list[Any]]
     stored: list[int]
+    firsts: list[int]
+    whole: list[int]
     told: int
     sent: int = 0
     used: int = -1
@@ -71,9 +75,9 @@ class Attached:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def _ids(self, request: Any, lo: int, hi: int) -> list[int]:
-        # Tuples of a unit's tokens, which are left out where fewer are left.
+        # Tuples of a unit's tokens, which are left out where fewer are left; positive, which an oracle takes faster.
         tokens = iter(request.all_token_ids[lo - lo % self.unit : hi])
-        return list(map(hash, zip(*[tokens] * self.unit, strict=False)))
+        return list(map(_ID.__and__, map(hash, zip(*[tokens] * self.unit, strict=False))))
 
     def _life(self, request: Any) -> Life:
         life = self.lives.get(request.request_id)
@@ -86,9 +90,13 @@ class Attached:
             for part in getattr(request, "mm_features", None) or ():
                 domain[f"media{part.mm_position.offset}"] = str(part.identifier)
             self.sink(ev.Arrive(request.request_id, count, self._ids(request, 0, count), domain))
-            life = Life([[] for _ in self.names], [[] for _ in self.names], [0] * len(self.names), count)
+            life = self._new_life([[] for _ in self.names], [[] for _ in self.names], count)
             self.lives[request.request_id] = life
         return life
+
+    def _new_life(self, tables: list[list[int]], blocks: list[list[Any]], told: int) -> Life:
+        stored, firsts, whole = ([0] * len(tables) for _ in range(3))
+        return Life(tables, blocks, stored, firsts, whole, told)
 
     def _progress(self, request: Any, life: Life) -> None:
         """Steps that the caller counts as done, tokens that it accepted, drafts that it gave up."""
@@ -228,7 +236,7 @@ class Attached:
         self._moved(name, life, [])
         del self.lives[name]
         if not over:
-            self.lives[name] = Life(life.tables, life.blocks, [0] * len(self.names), life.told)
+            self.lives[name] = self._new_life(life.tables, life.blocks, life.told)
         self._tell_index()
         self._balance()
 
@@ -268,9 +276,14 @@ class Attached:
         taken: list[tuple[int, Run]] = []
         null = self.header.null
         for index, now in enumerate(self.manager.coordinator.get_blocks(name)):
-            if now == life.blocks[index]:
+            seen, first = life.blocks[index], life.firsts[index]
+            # What a window has left behind is all null, and long: whether it still is, is not asked at every step.
+            if len(now) >= life.whole[index] + PIECE:
+                life.whole[index], first = len(now), 0
+            if len(now) == len(seen) and now[first:] == seen[first:]:
                 continue
-            gone, came = follow(life.blocks[index], life.tables[index], now, null)
+            gone, came = follow(seen, life.tables[index], now, null, first)
+            life.firsts[index] = first_block(life.tables[index], min([first, *(at for at, _ in came)]), null)
             if gone:
                 self.held[index].give(gone)
                 self.sink(ev.Free(name, self.names[index], gone[::-1]))

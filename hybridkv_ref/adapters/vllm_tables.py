@@ -14,14 +14,18 @@ PIECE = 64
 """Blocks that are compared at once."""
 
 
-def follow(seen: list[Any], numbers: list[int], now: Sequence[Any], null: int) -> tuple[list[int], list[Run]]:
+def follow(
+    seen: list[Any], numbers: list[int], now: Sequence[Any], null: int, first: int = 0
+) -> tuple[list[int], list[Run]]:
     """Brings one table up to date, the engine's blocks (``seen``) and their numbers; gives what left and what came.
 
-    Null blocks neither leave nor come.
+    Null blocks neither leave nor come. What stands before ``first`` is taken to be as it was.
     """
     known, count = len(seen), len(now)
     both = min(known, count)
-    gone, came = _replaced(seen, numbers, now, both, null) if seen[:both] != now[:both] else ([], [])
+    first = min(first, both)
+    same = seen[first:both] == now[first:both]
+    gone, came = ([], []) if same else _replaced(seen, numbers, now, first, both, null)
     if count < known:
         gone += _others(numbers[count:], null)
         del seen[count:], numbers[count:]
@@ -35,18 +39,23 @@ def follow(seen: list[Any], numbers: list[int], now: Sequence[Any], null: int) -
 
 
 def _replaced(
-    seen: list[Any], numbers: list[int], now: Sequence[Any], both: int, null: int
+    seen: list[Any], numbers: list[int], now: Sequence[Any], lo: int, hi: int, null: int
 ) -> tuple[list[int], list[Run]]:
-    """What changed among the first ``both`` blocks, which are not all the same."""
-    lo, hi = 0, both
+    """What changed among the blocks from ``lo`` up to ``hi``, which are not all the same."""
     while seen[lo : lo + PIECE] == now[lo : lo + PIECE]:
         lo += PIECE
     while hi > lo + PIECE and seen[hi - PIECE : hi] == now[hi - PIECE : hi]:
         hi -= PIECE
-    old, fresh = numbers[lo:hi], [b.block_id for b in now[lo:hi]]
+    old, there = numbers[lo:hi], now[lo:hi]
+    if there[0].block_id == null and there.count(there[0]) == hi - lo:
+        # A window that slid on: nothing but the null block is left.
+        gone = _others(old, null)
+        seen[lo:hi], numbers[lo:hi] = there, [null] * (hi - lo)
+        return gone, []
+    fresh = [b.block_id for b in there]
     same = [null if a == b else b for a, b in zip(old, fresh, strict=True)] if fresh.count(null) < hi - lo else fresh
     gone = [a for a, b in zip(old, fresh, strict=True) if a != b and a != null]
-    seen[lo:hi], numbers[lo:hi] = now[lo:hi], fresh
+    seen[lo:hi], numbers[lo:hi] = there, fresh
     return gone, _runs(lo, same, null)
 
 
@@ -68,6 +77,14 @@ def _runs(first: int, numbers: list[int], null: int) -> list[Run]:
         else:
             runs.append((i, [n]))
     return runs
+
+
+def first_block(numbers: list[int], at: int, null: int) -> int:
+    """The index of the first number from ``at`` on that is not null."""
+    count = len(numbers)
+    while at < count and numbers[at] == null:
+        at += 1
+    return at
 
 
 def split(came: list[Run], hit: list[int], null: int) -> tuple[list[int], list[Run]]:

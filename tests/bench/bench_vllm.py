@@ -1,17 +1,21 @@
 """What watching vLLM's manager costs: requests per second of CPU time bare, watched, and judged in lock step.
 
-    HF_HUB_OFFLINE=1 VLLM_TARGET_DEVICE=cpu PYTHONPATH=CHECKOUT ENGINE_PYTHON tests/bench/bench_vllm.py [MODEL ...]
+    HYBRIDKV_NATIVE=1 PYTHONPATH=CHECKOUT ENGINE_PYTHON tests/bench/bench_vllm.py [MODEL ...] [--trace FILE]
 
-Runs in the engine's own environment. The three forms take turns in one process, on the same requests and with events
-on in each; the table gives the median of the rounds and the ratio to the bare rate of the same round, with blocks
-of the pool and rows fired per request.
+Runs in the engine's own environment (HF_HUB_OFFLINE=1, VLLM_TARGET_DEVICE=cpu). The three forms take turns in one
+process, on the same requests and with events on in each: prompts of 4,096 tokens, half of them shared, and 16 tokens of
+decoding; or those of a public trace, with all the tokens that it says were decoded. As many requests are served untimed
+before. The table gives the median of the rounds and the ratio to the bare rate of the same round, with blocks of the
+pool and rows fired per request; and says whether the oracle was compiled (``hybridkv native``).
 """
 
 import argparse
 import gc
+import itertools
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -21,20 +25,31 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.request import Request, RequestStatus
 
-from hybridkv_ref import Oracle
+from hybridkv_ref import Oracle, oracle_steps
 from hybridkv_ref.adapters.vllm import Attached
 from hybridkv_ref.adapters.vllm_build import build
 from hybridkv_ref.events import Event
 from hybridkv_ref.models import load_model
+from hybridkv_ref.request_traces import read_trace
 
 FORMS = ("bare", "watched", "judged")
-PROMPT, SHARED, STEMS, DECODE, ROUNDS = 4096, 2048, 8, 16, 5
+SHARED, STEMS, DECODE, ROUNDS = 2048, 8, 16, 5
 
 
-def prompts(count: int) -> list[list[int]]:
-    """Half of each prompt is one of a few stems; the rest is its own."""
-    return [[t + (i % STEMS) * SHARED for t in range(SHARED)] + [10**6 + i * SHARED + t for t in range(SHARED)]
-            for i in range(count)]  # fmt: skip
+def prompts(count: int) -> list[tuple[list[int], int]]:
+    """Half of each prompt is one of a few stems; the rest is its own. Each with the tokens that are decoded."""
+    stems = [[t + i * SHARED for t in range(SHARED)] for i in range(STEMS)]
+    return [(stems[i % STEMS] + [10**6 + i * SHARED + t for t in range(SHARED)], DECODE) for i in range(count)]
+
+
+def traced(path: Path, count: int) -> list[tuple[list[int], int]]:
+    """The same of a trace, whose block ids stand for runs of tokens that nothing else has."""
+    found = []
+    for request in itertools.islice(read_trace(path), count):
+        width = request.block_tokens
+        tokens = [block * width + at for block in request.block_ids for at in range(width)]
+        found.append((tokens[: request.input_tokens], request.output_tokens))
+    return found
 
 
 def serve(manager: Any, requests: list[Any]) -> float:
@@ -43,10 +58,11 @@ def serve(manager: Any, requests: list[Any]) -> float:
     for request in requests:
         manager.new_step_starts()
         blocks, used, _ = manager.get_computed_blocks(request)
-        manager.allocate_slots(request, request.num_tokens - used, used, blocks)
+        if manager.allocate_slots(request, request.num_tokens - used, used, blocks) is None:
+            raise SystemExit(f"{request.request_id}: the pool is too small")
         request.num_computed_tokens = request.num_tokens
         request.status = RequestStatus.RUNNING
-        for token in range(DECODE):
+        for token in range(request.max_tokens):
             request.append_output_token_ids(token)
             manager.allocate_slots(request, 1)
             request.num_computed_tokens += 1
@@ -56,28 +72,28 @@ def serve(manager: Any, requests: list[Any]) -> float:
     return time.process_time() - begun
 
 
-def round_of(model: str, form: str, count: int, blocks: int) -> tuple[float, int, int]:
-    """Requests per second, events and rows of one form."""
-    manager, header = build(load_model(model), blocks, 1 << 14)
-    oracle, events = Oracle(header), 0
-
-    def judge(event: Event) -> None:
-        nonlocal events
-        events += 1
-        verdict = oracle.feed(event)
-        if verdict.refusals:
-            raise SystemExit(f"{model}: {verdict.refusals[0]}")
-
-    sinks: dict[str, Callable[[Event], object]] = {"watched": lambda event: None, "judged": judge}
+def round_of(model: str, form: str, asked: list[tuple[list[int], int]], blocks: int) -> tuple[float, int, int]:
+    """Requests per second, events and rows of one form, for the second half of what is asked."""
+    count = len(asked) // 2
+    manager, header = build(load_model(model), blocks, max(len(tokens) + decode for tokens, decode in asked) + 1)
+    oracle = Oracle(header, "strict")
+    sinks: dict[str, Callable[[Event], object]] = {"watched": lambda event: None, "judged": oracle.feed}
     if form in sinks:
         Attached(manager, header, sinks[form])
     hasher = get_request_block_hasher(header.unit, sha256)
     requests = [
-        Request(f"r{i}", tokens, SamplingParams(max_tokens=DECODE), None, block_hasher=hasher)
-        for i, tokens in enumerate(prompts(count))
+        Request(f"r{i}", tokens, SamplingParams(max_tokens=decode), None, block_hasher=hasher)
+        for i, (tokens, decode) in enumerate(asked)
     ]
+    # Half of the requests fill the pool, so that the others find it as in an engine that has run for a while. What
+    # lives by then is frozen, as the engine does when it starts.
+    serve(manager, requests[:count])
     gc.collect()
-    return count / serve(manager, requests), events, sum(row.count for row in oracle.state.rows)
+    gc.freeze()
+    before = oracle.seen, sum(row.count for row in oracle.state.rows)
+    rate = count / serve(manager, requests[count:])
+    gc.unfreeze()
+    return rate, oracle.seen - before[0], sum(row.count for row in oracle.state.rows) - before[1]
 
 
 def main() -> None:
@@ -86,10 +102,13 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=["gpt-oss-20b", "deepseek-v4-flash"])
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--blocks", type=int, default=8000)
+    parser.add_argument("--trace", type=Path, metavar="FILE")
     args = parser.parse_args()
-    table = Table("model", "blocks", "form", "req/s", "of bare", "events/req", "rows/req")
+    asked = traced(args.trace, 2 * args.requests) if args.trace else prompts(2 * args.requests)
+    form = "interpreted" if str(oracle_steps.__file__).endswith(".py") else "compiled"
+    table = Table("model", "blocks", "form", "req/s", "of bare", "events/req", "rows/req", title=f"oracle {form}")
     for model in args.models:
-        rounds = [[round_of(model, form, args.requests, args.blocks) for form in FORMS] for _ in range(ROUNDS)]
+        rounds = [[round_of(model, form, asked, args.blocks) for form in FORMS] for _ in range(ROUNDS)]
         for place, form in enumerate(FORMS):
             rate = statistics.median(r[place][0] for r in rounds)
             ratio = statistics.median(r[place][0] / r[0][0] for r in rounds)

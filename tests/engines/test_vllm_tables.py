@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from hybridkv_ref.adapters.vllm_tables import PIECE, Held, Run, follow, split
+from hybridkv_ref.adapters.vllm_tables import PIECE, Held, Run, first_block, follow, split
 
 NULL = 0
 
@@ -80,3 +80,17 @@ def test_held_counts_references(seed: int) -> None:
             held.take(taken)
             plain += taken
         assert len(held) == len(set(plain))
+
+
+def test_what_a_window_left_behind_is_looked_at_when_asked() -> None:
+    table = [BLOCKS[NULL]] * 100 + BLOCKS[1:9]
+    seen, numbers = list(table), [b.block_id for b in table]
+    first = first_block(numbers, 0, NULL)
+    assert first == 100
+    table[100] = BLOCKS[NULL]
+    assert follow(seen, numbers, [*table, BLOCKS[9]], NULL, first) == ([1], [(108, [9])])
+    assert (first_block(numbers, first, NULL), numbers[98:102]) == (101, [NULL, NULL, NULL, 2])
+    assert first_block([NULL, NULL], 0, NULL) == 2
+    revived = [BLOCKS[NULL]] * 50 + [BLOCKS[20]] + table[51:] + [BLOCKS[9]]
+    assert follow(seen, numbers, revived, NULL, 101) == ([], [])
+    assert follow(seen, numbers, revived, NULL) == ([], [(50, [20])])
