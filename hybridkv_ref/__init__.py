@@ -4,6 +4,7 @@ Importing this package is cheap: each public name loads its module when it is fi
 is imported by any of them.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,11 @@ __all__ = [
     "model_names",
     "simulate",
 ]
+
+if os.environ.get("HYBRIDKV_NATIVE") == "1":
+    from hybridkv_ref import native
+
+    native.activate()
 
 
 def __getattr__(name: str) -> Any:

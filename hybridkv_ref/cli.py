@@ -63,6 +63,8 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--strict-hash", action="store_true", help="refuse a trace of other tables")
     sub.add_argument("--jobs", type=int, default=1, help="processes, over which engine instances are spread")
 
+    command("native", commands.cmd_native, tables=False)
+
     sub = command("graph", commands.cmd_graph)
     sub.add_argument("kind", help="a kind of segment")
     sub.add_argument("--svg", type=Path, metavar="FILE", help="write SVG instead of printing Mermaid")

@@ -261,6 +261,14 @@ def cmd_validate(args: argparse.Namespace) -> int:
     return 1 if report.refusals else 0
 
 
+def cmd_native(args: argparse.Namespace) -> int:
+    """Compiles the oracle for this Python, to be used where HYBRIDKV_NATIVE=1."""
+    from hybridkv_ref.native import build
+
+    print(build())
+    return 0
+
+
 def cmd_events(args: argparse.Namespace) -> int:
     """Validates the event stream that an engine publishes; exit code 1 if a row refuses an event."""
     import msgspec
