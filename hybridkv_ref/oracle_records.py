@@ -1,9 +1,8 @@
 """The records of the oracle: refusals, blocks, requests, tiers, groups, and the rows that an event may fire."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import accumulate, count
 
 from hybridkv_ref.events import DEVICE, GroupSpec
 from hybridkv_ref.machine import Value
@@ -53,6 +52,7 @@ class Refusal:
 # What stands for contents is kept below the size at which a compiled oracle has to keep an int as an object.
 _BITS = (1 << 61) - 1
 _LOW = (1 << 60) - 1
+_PARTIAL = 0x12B2AE3D27D4EB4F
 
 
 def digest(*parts: object) -> int:
@@ -60,15 +60,14 @@ def digest(*parts: object) -> int:
     return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest()) & _BITS or 1
 
 
-def placed(start: int, ids: list[int]) -> Iterator[int]:
-    """For each id a number that stands for it at its place, from ``start`` on, the same in every run.
+def mixed(before: int, number: int) -> int:
+    """A number of 61 bits that stands for what came before and what follows, the same in every run, and never 0.
 
-    Python's hash of a tuple of ints is, and takes an int modulo 2 ** 61 - 1: others go in parts.
+    Python's hash of a tuple of ints is the same in every run, and takes an int modulo 2 ** 61 - 1: others go in parts.
+    Such hashes are chained, never added: sums of them are equal where two ids change places.
     """
-    if ids and not 0 <= min(ids) <= max(ids) < _BITS:
-        parts = [(i,) if 0 <= i < _BITS else ((i >> 60) + 64, i & _LOW) for i in ids]
-        return (hash((place, *part)) for place, part in enumerate(parts, start))
-    return map(hash, zip(count(start), ids))
+    parts = (before, number) if 0 <= number < _BITS else (before, (number >> 60) + 64, number & _LOW)
+    return hash(parts) & _BITS or 1
 
 
 class Block:
@@ -148,11 +147,12 @@ class Request:
         self.adopted: dict[tuple[int, int], Block] = {}
 
     def extend(self, ids: list[int]) -> None:
-        """Goes on with these ids: each sum stands for everything up to its end."""
+        """Goes on with these ids: each hash stands for everything up to its end."""
         chain = self.chain
-        sums = accumulate(placed(len(chain), ids), initial=chain[-1] if chain else 0)
-        next(sums)
-        chain += sums
+        before = chain[-1] if chain else 0
+        for number in ids:
+            before = mixed(before, number)
+            chain.append(before)
 
     @property
     def known(self) -> int:
@@ -166,8 +166,8 @@ class Request:
         count = -(-end // self.unit)
         if count > len(self.chain):
             return digest(self.uid, end)
-        last = self.chain[count - 1] & _BITS
-        return (last if end == count * self.unit else hash((last, end))) & _BITS or 1
+        last = self.chain[count - 1]
+        return last if end == count * self.unit else mixed(last ^ _PARTIAL, end)
 
 
 class GroupState:

@@ -1,6 +1,7 @@
 """The oracle, event by event: what is legal stays silent, what is not is named with row, guard, values and rules."""
 
 import gc
+import itertools
 import shutil
 import weakref
 from pathlib import Path
@@ -289,6 +290,13 @@ def test_tokens_and_domains_that_differ_are_told_apart() -> None:
     chain.extend([0, 1, 0, 1])
     ends = [chain.content(end) for end in (8, 16, 32, 48, 64)]
     assert len(set(ends)) == len(ends)
+    orders = list(itertools.product((0, 1, 2, 3, (1 << 60) + 1, -1), repeat=4))
+    contents = set()
+    for ids in orders:
+        chain = Request("a", 1, None, 64, 16)
+        chain.extend(list(ids))
+        contents.add(chain.content(64))
+    assert len(contents) == len(orders)
 
 
 # ---- must be refused ---------------------------------------------------------------------------------------------
