@@ -291,7 +291,7 @@ def test_tokens_and_domains_that_differ_are_told_apart() -> None:
     ends = [chain.content(end) for end in (8, 16, 32, 48, 64)]
     assert len(set(ends)) == len(ends)
     orders = list(itertools.product((0, 1, 2, 3, (1 << 60) + 1, -1), repeat=4))
-    contents = set()
+    contents = set[int]()
     for ids in orders:
         chain = Request("a", 1, None, 64, 16)
         chain.extend(list(ids))
