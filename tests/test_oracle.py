@@ -292,9 +292,9 @@ def test_tokens_and_domains_that_differ_are_told_apart() -> None:
     assert len(set(ends)) == len(ends)
     orders = list(itertools.product((0, 1, 2, 3, (1 << 60) + 1, -1), repeat=4))
     contents = set[int]()
-    for ids in orders:
+    for order in orders:
         chain = Request("a", 1, None, 64, 16)
-        chain.extend(list(ids))
+        chain.extend(list(order))
         contents.add(chain.content(64))
     assert len(contents) == len(orders)
 
