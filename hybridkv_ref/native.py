@@ -70,6 +70,10 @@ def build() -> Path:
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
     if shutil.which(compiler) is None:
         raise InputError(f"native: there is no C compiler '{compiler}'")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"native: {target.parent}: {error.strerror}") from None
     from hybridkv_ref import native_source
 
     with tempfile.TemporaryDirectory() as place:
@@ -86,13 +90,15 @@ def build() -> Path:
         if done.returncode:
             said = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
             raise InputError(f"native: the build failed: {said[-1]}")
-        target.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=target.parent))
-        shutil.copytree(tree / "built", made, dirs_exist_ok=True)
         try:
+            shutil.copytree(tree / "built", made, dirs_exist_ok=True)
             made.rename(target)
-        except OSError:  # another process was faster
+        except OSError as error:
             shutil.rmtree(made)
+            # Else another process was faster.
+            if not target.is_dir():
+                raise InputError(f"native: {target}: {error.strerror}") from None
     return target
 
 

@@ -3,7 +3,7 @@
 from hybridkv_ref.compile_py import role_name
 from hybridkv_ref.events import GroupSpec
 from hybridkv_ref.expr import BOOL, Type
-from hybridkv_ref.oracle_code import MAKERS, PART, POOL, Text, first, layout, makers_source, split, text_of
+from hybridkv_ref.oracle_code import MAKERS, PART, POOL, Text, first_value, layout, makers_source, split, text_of
 from hybridkv_ref.oracle_tables import kind_name, oracle_tables
 from hybridkv_ref.tables import Event, Tables, Var
 
@@ -26,7 +26,7 @@ def _type(kind: Type) -> str:
 def _entity(cls: str, variables: dict[str, Var], parts: bool) -> list[str]:
     name = RECORDS[cls]
     lines = [f"class {name}:", "    def __init__(self) -> None:"]
-    lines += [f"        self.{n}: {_type(v.type)} = {first(v)!r}" for n, v in variables.items()]
+    lines += [f"        self.{n}: {_type(v.type)} = {first_value(v)!r}" for n, v in variables.items()]
     lines += [f"        self.parts: list[{name}Part] = []"] if parts else []
     return [*lines, f"CLASSES[{cls!r}] = ({name}, {tuple(variables)!r})"]
 

@@ -88,8 +88,7 @@ class Blocks:
                     if choices:
                         state.choices.settle(device, g, number, alive=False)
                         block = held.get(number)
-                    if block is None:
-                        block = state.unnamed(device, g, number)
+                    block = block or state.unnamed(device, g, number)
                     if block is not None and (
                         (device.alone(g.index, number) and not choices) or self.apart(on, shared, g, number)
                     ):
@@ -160,12 +159,8 @@ class Blocks:
             else:
                 record, uid, low = self.requests.nobody, 0, -1
             for number, block in zip(e.blocks, map(held.get, e.blocks)):  # noqa: B905 (mypyc)
-                if number == null:
+                if number == null or (block := block or state.unnamed(tier, g, number)) is None:
                     continue
-                if block is None:
-                    block = state.unnamed(tier, g, number)
-                    if block is None:
-                        continue
                 if self.deferred and not self.in_time(on, e, number):
                     state.lose(tier, g, block)
                     continue

@@ -9,7 +9,7 @@ made, or ahead of time (``native``). Rows over several groups name their parts o
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybridkv_ref.compile_py import attribute, role_name
 from hybridkv_ref.errors import InputError
@@ -17,16 +17,24 @@ from hybridkv_ref.expr import BOOL, Ref, refs
 from hybridkv_ref.machine import Value, event_lines, named_values
 from hybridkv_ref.oracle_compiled import ROWS
 from hybridkv_ref.oracle_entities import CLASSES, Constants, Makers, Pool
-from hybridkv_ref.oracle_row import Row, forms
+from hybridkv_ref.oracle_row import FORMS, Row
 from hybridkv_ref.tables import Event, Guard, Tables, Var
 
 POOL, PART, MAKERS = "pool", "_part", "makers"
 """The class of a pool's record, what is added to a class's name for its parts, and the class that makes records."""
 
-Made = tuple[Event, type[Row], Callable[..., int], Callable[..., int], int]
-"""A row's event, class, function, test, and the group of its blocks."""
+_SUBJECTS = {"lease": "lease", "segment": "seg", "request": "req", "system": "sys"}
+"""How the name of a form begins, by the scope of its rows."""
 
-_FORMS = {"lease": "lease", "segment": "seg", "request": "req", "system": "sys"}
+
+class Compiled(NamedTuple):
+    """A row as code: the class of its rows, what fires it, what only asks, and the group of its blocks (-1: none)."""
+
+    event: Event
+    form: type[Row]
+    function: Callable[..., int]
+    test: Callable[..., int]
+    group: int
 
 
 def split(name: str, kinds: tuple[str, ...], first: bool) -> tuple[int, str]:
@@ -49,7 +57,7 @@ def layout(tables: Tables, kinds: tuple[str, ...]) -> dict[str, dict[str, Var]]:
     return {cls: {attribute(n): v for n, v in variables.items()} for cls, variables in found.items()}
 
 
-def first(var: Var) -> Value:
+def first_value(var: Var) -> Value:
     """The first value of a variable."""
     return bool(var.init) if var.type == BOOL else var.init
 
@@ -96,9 +104,9 @@ def text_of(event: Event, kinds: tuple[str, ...], constants: Mapping[str, int], 
     heads = [f"    {o}_part = {o}.parts[self.group]" for o in ("G", "req") if f"{o}_part." in whole]
     heads += ["    C = self.constants"] if "C." in whole else []
     arguments = ("G", *map(role_name, event.roles), *(f"in_{i}" for i in event.inputs))
-    form = f"{_FORMS.get(event.scope, '')}{len(event.inputs)}"
+    form = f"{_SUBJECTS.get(event.scope, '')}{len(event.inputs)}"
     plain = all(t.number or t == BOOL for t in event.inputs.values())
-    return Text(form if plain and form in forms() else "fire", arguments, (*heads, *lines))
+    return Text(form if plain and form in FORMS else "fire", arguments, (*heads, *lines))
 
 
 @lru_cache(maxsize=4096)
@@ -142,7 +150,7 @@ def makers_source(lease: Mapping[str, Var], typed: bool) -> str:
         f"    def lease(self){returned}:",
         "        return self.spare.pop() if self.spare else Lease()",
         f"    def done(self, lease{taken}){' -> None' if typed else ''}:",
-        *(f"        lease.{name} = {first(var)!r}" for name, var in lease.items()),
+        *(f"        lease.{name} = {first_value(var)!r}" for name, var in lease.items()),
         "        self.spare.append(lease)",
     ]
     return "\n".join(lines)
@@ -168,17 +176,18 @@ class Code:
                 values[attribute(bare)] = value
         names = tuple(dict.fromkeys(n for values in own for n in values))
         self.beside = [_filled("constants", names, values) for values in own]
-        self.rows: list[Made] = [(e, *self._compiled(e)) for e in tables.events]
+        self.rows = [self._compiled(event) for event in tables.events]
 
-    def _compiled(self, event: Event) -> tuple[type[Row], Callable[..., int], Callable[..., int], int]:
+    def _compiled(self, event: Event) -> Compiled:
         text = text_of(event, self.kinds, self.constants)
         test = text_of(event, self.kinds, self.constants, effects=False)
         kind = event.kinds.get("self") or event.kinds.get("dst")
-        return *row_class(text), _function(test.source, test.form), self.kinds.index(kind) if kind else -1
+        group = self.kinds.index(kind) if kind else -1
+        return Compiled(event, *row_class(text), _function(test.source, test.form), group)
 
-    def row(self, made: Made, group: int, more: tuple[str, ...] = ()) -> Row:
+    def row(self, compiled: Compiled, group: int, more: tuple[str, ...] = ()) -> Row:
         """A row to be fired, one of ``rows``, for a group."""
-        event, form, function, test, _ = made
+        event, form, function, test, _ = compiled
         return form(event, function, test, group, self.beside[group], self, more)
 
     def maker(self, cls: str, rigid: tuple[str, ...] = ()) -> Callable[..., Any]:
@@ -188,7 +197,7 @@ class Code:
         """
         if (cls, rigid) in self.made:
             return self.made[cls, rigid]
-        variables = {n: repr(first(v)) for n, v in self.layout[cls].items()}
+        variables = {n: repr(first_value(v)) for n, v in self.layout[cls].items()}
         made = _entity_class(cls, tuple(variables), cls + PART in self.layout)
         set_here = variables if cls not in CLASSES else dict.fromkeys(rigid)
         lines = [f"def make({', '.join(sorted(rigid))}):", " e = new()"]

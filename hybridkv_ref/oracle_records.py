@@ -98,12 +98,13 @@ class Block:
 
     def hold(self, uid: int, lease: Lease) -> None:
         """A request has this lease from here on."""
-        if not self.uid or self.uid == uid:
+        others = self.others
+        if self.uid == uid or not (self.uid or (others is not None and uid in others)):
             self.uid, self.lease = uid, lease
-        elif self.others is None:
+        elif others is None:
             self.others = {uid: lease}
         else:
-            self.others[uid] = lease
+            others[uid] = lease
 
     def let(self, uid: int) -> None:
         """A request has no lease any more."""

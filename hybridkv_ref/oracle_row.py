@@ -81,6 +81,5 @@ class Row:
         return self.function(self, pool, a, b, c, d)
 
 
-def forms() -> dict[str, Any]:
-    """The methods of a row that stand for a form, by name."""
-    return {name: m for name, m in vars(Row).items() if name[-1].isdigit()}
+FORMS = frozenset(name for name in vars(Row) if name[-1].isdigit())
+"""The names of the methods that stand for a form."""

@@ -124,11 +124,11 @@ class State:
         if name == DEVICE:
             self.code = code
         rows = list[Row]()
-        for made in code.rows:
-            if row_name(made[0]) in self.map.needs:
-                rows += [code.row(made, g.index, g.rules) for g in self.groups]
+        for compiled in code.rows:
+            if row_name(compiled.event) in self.map.needs:
+                rows += [code.row(compiled, g.index, g.rules) for g in self.groups]
             else:
-                rows.append(code.row(made, made[-1]))
+                rows.append(code.row(compiled, compiled.group))
         segment = code.maker("segment", ("group",))
         tier = self.tiers[name] = Tier(name, code.pool(), self.groups, segment, rows)
         if name != DEVICE:

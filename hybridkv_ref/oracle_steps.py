@@ -88,8 +88,7 @@ class Steps:
 
     def write(self, spans: list[Span], request: Request, ran: list[Ran]) -> None:
         """Appends the tokens of spans to their blocks."""
-        state, record, null, make = self.state, request.record, self.state.header.null, self.make
-        uid = request.uid
+        state, record, null, uid, make = self.state, request.record, self.state.header.null, request.uid, self.make
         on, pool, device = self.on["dispatch"], state.pool, state.device
         confirm, drafts, last, kept = on.other["confirm"], request.drafts, None, self.kept
         inside = on.other["write_inside"]
@@ -109,15 +108,9 @@ class Steps:
                 if (index := confirm.req1(pool, record, to)) >= 0:
                     state.refuse(confirm, index, (record, to), "")
             for number, block in zip(numbers, map(held.get, numbers)):  # noqa: B905 (mypyc)
-                if number == null:
+                if number == null or (block := block or state.unnamed(device, g, number)) is None:
                     continue
-                if block is None:
-                    block = state.unnamed(device, g, number)
-                    if block is None:
-                        continue
-                seg, lease = block.segment, block.lease_of(uid)
-                if lease is None:
-                    lease = make.lease()
+                seg, lease = block.segment, block.lease_of(uid) or make.lease()
                 if lease.stage == kept and not state.fire(
                     rows["write_on"], seg, lease, record, segment=(span.group, number)
                 ):
@@ -153,9 +146,9 @@ class Steps:
 
     def read(self, spans: list[Span], request: Request, ran: list[Ran]) -> None:
         """The blocks that a step reads, each up to where the span reaches."""
-        state, record, null, device = self.state, request.record, self.state.header.null, self.state.device
-        on, pool, inside = self.on["dispatch"], state.pool, self.on["dispatch"].other["read_inside"]
-        uid = request.uid
+        state, record, null, uid, make = self.state, request.record, self.state.header.null, request.uid, self.make
+        on, pool, device = self.on["dispatch"], state.pool, state.device
+        inside = on.other["read_inside"]
         for span, g in self.right(spans):
             issue, size, held = on.group[g.index]["dispatch"], g.block, device.blocks[g.index]
             part = Ran(g, record, wrote=False)
@@ -166,15 +159,9 @@ class Steps:
             if hi and not g.states and null in span.blocks:
                 self.nulls(g, span.blocks, lo, g.low(hi))
             for number, block in zip(span.blocks, map(held.get, span.blocks)):  # noqa: B905 (mypyc)
-                if number == null:
+                if number == null or (block := block or state.unnamed(device, g, number)) is None:
                     continue
-                if block is None:
-                    block = state.unnamed(device, g, number)
-                    if block is None:
-                        continue
-                seg, lease = block.segment, block.lease_of(uid)
-                if lease is None:
-                    lease = self.make.lease()
+                seg, lease = block.segment, block.lease_of(uid) or make.lease()
                 end = seg.start + size
                 upto = end if hi > end else hi
                 if not hi:

@@ -94,6 +94,13 @@ def test_what_cannot_be_built_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_p
             native.build()
     monkeypatch.delenv("CC")
     if not missing():
+        occupied = tmp_path / "file"
+        occupied.touch()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(occupied))
+        with pytest.raises(InputError, match=r"native: .*/file/hybridkv_ref/native: Not a directory"):
+            native.build()
+        occupied.unlink()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         monkeypatch.setattr(native, "COMPILED", ("oracle_nowhere",))
         with pytest.raises(InputError, match=r"native: the build failed: .*oracle_nowhere"):
             native.build()

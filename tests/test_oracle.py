@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import random
 import shutil
 import weakref
 from pathlib import Path
@@ -54,7 +55,7 @@ from hybridkv_ref.events import (
 )
 from hybridkv_ref.oracle import Illegal, Oracle
 from hybridkv_ref.oracle_joint import Joint
-from hybridkv_ref.oracle_records import Refusal, Request
+from hybridkv_ref.oracle_records import COUNTED, Block, Refusal, Request
 
 FULL = GroupSpec("full", "compressed_kv", 16)
 WIN = GroupSpec("win", "swa_window", 16, window=32)
@@ -299,6 +300,22 @@ def test_tokens_and_domains_that_differ_are_told_apart() -> None:
     assert len(contents) == len(orders)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_block_has_one_lease_of_each_request(seed: int) -> None:
+    chance, block, expected = random.Random(seed), Block(1, None), dict[int, object]()
+    for _ in range(200):
+        uid = chance.randint(1, 4)
+        if chance.random() < 0.5:
+            expected[uid] = lease = object()
+            block.hold(uid, lease)
+        else:
+            expected.pop(uid, None)
+            block.let(uid)
+        assert [block.lease_of(uid) for uid in range(5)] == [expected.get(uid) for uid in range(5)]
+        assert dict(block.leases()) == expected
+        assert (not block.uid and block.others is None) == (not expected)
+
+
 # ---- must be refused ---------------------------------------------------------------------------------------------
 
 
@@ -311,17 +328,18 @@ def test_memory_has_its_cap_without_the_null_block() -> None:
     assert refused.values == {"full.used": 3, "size": 1, "full.CAP": 3}
 
 
-def test_groups_of_one_pool_do_not_share_a_block() -> None:
+@pytest.mark.parametrize("number", [1, COUNTED - 1, COUNTED, -7])
+def test_groups_of_one_pool_do_not_share_a_block(number: int) -> None:
     shared = [GroupSpec("full", "compressed_kv", 16, pool="p"), GroupSpec("win", "swa_window", 16, window=32, pool="p")]
-    both: list[Event] = [Arrive("a", 16, ids=[1]), Allocate("a", "full", [1]), Allocate("a", "win", [1])]
+    both: list[Event] = [Arrive("a", 16, ids=[1]), Allocate("a", "full", [number]), Allocate("a", "win", [number])]
     assert refusals(header(FULL, WIN), *both) == ()
-    assert refusals(header(*shared), *both[:2], Allocate("a", "win", [2])) == ()
+    assert refusals(header(*shared), *both[:2], Allocate("a", "win", [number + 1])) == ()
     refused = only(header(*shared), *both)
-    assert (refused.row, refused.segment, refused.rules) == ("full.apart", "full:1", ("HKV-ALIAS-001",))
-    cached = [*served("a", [1], {"full": [1]}), Arrive("b", 16), Allocate("b", "win", [1])]
+    assert (refused.row, refused.segment, refused.rules) == ("full.apart", f"full:{number}", ("HKV-ALIAS-001",))
+    cached = [*served("a", [1], {"full": [number]}), Arrive("b", 16), Allocate("b", "win", [number])]
     assert only(header(*shared), *cached).row == "full.apart"
-    assert refusals(header(*shared), *cached[:-1], KeyRemove("full", ["full-a-1"]), cached[-1]) == ()
-    load = TransferBegin("x", [Part("win", [11], [1])], source="peer:p")
+    assert refusals(header(*shared), *cached[:-1], KeyRemove("full", [f"full-a-{number}"]), cached[-1]) == ()
+    load = TransferBegin("x", [Part("win", [11], [number])], source="peer:p")
     assert only(header(*shared), *both[:2], load).row == "full.apart"
 
 

@@ -27,9 +27,10 @@ from hybridkv_ref.events import Event, Header
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.recovery import group_of
 
-_ID = (1 << 60) - 1
 CLAIMS = ("blocks", "reuse", "index", "steps", "in_order")
 """What a trace of this adapter shows."""
+
+_ID_BITS = (1 << 60) - 1
 
 
 @dataclass(slots=True)
@@ -77,7 +78,7 @@ class Attached:
     def _ids(self, request: Any, lo: int, hi: int) -> list[int]:
         # Tuples of a unit's tokens, which are left out where fewer are left; positive, which an oracle takes faster.
         tokens = iter(request.all_token_ids[lo - lo % self.unit : hi])
-        return list(map(_ID.__and__, map(hash, zip(*[tokens] * self.unit, strict=False))))
+        return list(map(_ID_BITS.__and__, map(hash, zip(*[tokens] * self.unit, strict=False))))
 
     def _life(self, request: Any) -> Life:
         life = self.lives.get(request.request_id)

@@ -10,7 +10,6 @@ rounds, the ratio to the engine in the same round, and per request blocks, segme
 """
 
 import gc
-import itertools
 import json
 import os
 import statistics
@@ -28,16 +27,14 @@ ROUNDS = 3
 
 sys.path.insert(0, str(CHECKOUT))
 
+from traced import traced  # noqa: E402
+
 from hybridkv_ref.models import load_model  # noqa: E402
-from hybridkv_ref.request_traces import read_trace  # noqa: E402
 
 
 def prompts(count: int) -> Iterable[list[int]]:
-    """Token ids: block ids of the trace stand for runs of tokens that nothing else has."""
-    for request in itertools.islice(read_trace(TRACE), count):
-        width = request.block_tokens
-        tokens = [block * width + at for block in request.block_ids for at in range(width)]
-        yield tokens[: request.input_tokens]
+    """Token ids of the trace's first requests."""
+    return (tokens for tokens, _ in traced(TRACE, count))
 
 
 def ours(count: int, model: str, events: bool, segment: int) -> dict[str, float]:

@@ -11,7 +11,6 @@ pool and rows fired per request; and says whether the oracle was compiled (``hyb
 
 import argparse
 import gc
-import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from traced import traced
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
@@ -30,7 +30,6 @@ from hybridkv_ref.adapters.vllm import Attached
 from hybridkv_ref.adapters.vllm_build import build
 from hybridkv_ref.events import Event
 from hybridkv_ref.models import load_model
-from hybridkv_ref.request_traces import read_trace
 
 FORMS = ("bare", "watched", "judged")
 SHARED, STEMS, DECODE, ROUNDS = 2048, 8, 16, 5
@@ -40,16 +39,6 @@ def prompts(count: int) -> list[tuple[list[int], int]]:
     """Half of each prompt is one of a few stems; the rest is its own. Each with the tokens that are decoded."""
     stems = [[t + i * SHARED for t in range(SHARED)] for i in range(STEMS)]
     return [(stems[i % STEMS] + [10**6 + i * SHARED + t for t in range(SHARED)], DECODE) for i in range(count)]
-
-
-def traced(path: Path, count: int) -> list[tuple[list[int], int]]:
-    """The same of a trace, whose block ids stand for runs of tokens that nothing else has."""
-    found = []
-    for request in itertools.islice(read_trace(path), count):
-        width = request.block_tokens
-        tokens = [block * width + at for block in request.block_ids for at in range(width)]
-        found.append((tokens[: request.input_tokens], request.output_tokens))
-    return found
 
 
 def serve(manager: Any, requests: list[Any]) -> float:
@@ -104,9 +93,9 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=8000)
     parser.add_argument("--trace", type=Path, metavar="FILE")
     args = parser.parse_args()
-    asked = traced(args.trace, 2 * args.requests) if args.trace else prompts(2 * args.requests)
-    form = "interpreted" if str(oracle_steps.__file__).endswith(".py") else "compiled"
-    table = Table("model", "blocks", "form", "req/s", "of bare", "events/req", "rows/req", title=f"oracle {form}")
+    asked = list(traced(args.trace, 2 * args.requests)) if args.trace else prompts(2 * args.requests)
+    made = "interpreted" if str(oracle_steps.__file__).endswith(".py") else "compiled"
+    table = Table("model", "blocks", "form", "req/s", "of bare", "events/req", "rows/req", title=f"oracle {made}")
     for model in args.models:
         rounds = [[round_of(model, form, asked, args.blocks) for form in FORMS] for _ in range(ROUNDS)]
         for place, form in enumerate(FORMS):
