@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Final
 
 from hybridkv_ref.events import DEVICE, GroupSpec
 from hybridkv_ref.machine import Value
@@ -10,16 +11,16 @@ from hybridkv_ref.oracle_entities import Lease, Pool, Record, Segment
 from hybridkv_ref.oracle_row import Row
 from hybridkv_ref.recovery import Group
 
-UNTOLD = 1 << 60
+UNTOLD: Final = 1 << 60
 """The value of a limit that nobody told."""
 
 Place = str | tuple[str, int | str]
 """What a row was about, for a message: a name, or a group and a block, put together only when it is needed."""
 
-SPARE = 4096
+SPARE: Final = 4096
 """How many records of empty blocks are kept to be used again, per group and tier."""
 
-COUNTED = 1 << 20
+COUNTED: Final = 1 << 20
 """Block numbers from here on are looked up in each group of a pool."""
 
 REMEMBERED = 65536
@@ -50,9 +51,9 @@ class Refusal:
 
 
 # What stands for contents is kept below the size at which a compiled oracle has to keep an int as an object.
-_BITS = (1 << 61) - 1
-_LOW = (1 << 60) - 1
-_PARTIAL = 0x12B2AE3D27D4EB4F
+_BITS: Final = (1 << 61) - 1
+_LOW: Final = (1 << 60) - 1
+_PARTIAL: Final = 0x12B2AE3D27D4EB4F
 
 
 def digest(*parts: object) -> int:
@@ -61,13 +62,16 @@ def digest(*parts: object) -> int:
 
 
 def mixed(before: int, number: int) -> int:
-    """A number of 61 bits that stands for what came before and what follows, the same in every run, and never 0.
+    """A number of 61 bits and a sign: what came before and what follows, the same in every run, and never 0.
 
-    Python's hash of a tuple of ints is the same in every run, and takes an int modulo 2 ** 61 - 1: others go in parts.
-    Such hashes are chained, never added: sums of them are equal where two ids change places.
+    Python's hash of a tuple of ints is the same in every run, and takes an int modulo 2 ** 61 - 1 and -1 as -2: what is
+    not itself then goes in parts. Such hashes are chained, never added: sums of them are equal where two ids change
+    places.
     """
-    parts = (before, number) if 0 <= number < _BITS else (before, (number >> 60) + 64, number & _LOW)
-    return hash(parts) & _BITS or 1
+    own = -_BITS < number < _BITS and number != -1
+    parts = (before, number) if own else (before, (number >> 60) + 64, number & _LOW)
+    # A hash of the hash is short enough to stay a machine's int in a compiled oracle.
+    return hash(hash(parts)) or 1
 
 
 class Block:

@@ -1,6 +1,5 @@
 """Steps: what a request writes and reads, dispatched and completed apart, and drafts that are accepted or refused."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from hybridkv_ref.events import Accept, Complete, Dispatch, Draft, Reject, Span
@@ -8,7 +7,18 @@ from hybridkv_ref.oracle_blocks import Blocks
 from hybridkv_ref.oracle_entities import Lease, Record
 from hybridkv_ref.oracle_hits import Hits
 from hybridkv_ref.oracle_records import Block, GroupState, Request
+from hybridkv_ref.oracle_row import Row
 from hybridkv_ref.oracle_state import State
+
+
+class StepRows:
+    """The rows that a step fires for the blocks of one group."""
+
+    __slots__ = ("append", "complete", "issue", "write_on", "written")
+
+    def __init__(self, dispatch: dict[str, Row], complete: dict[str, Row]) -> None:
+        self.append, self.issue, self.write_on = dispatch["append"], dispatch["dispatch"], dispatch["write_on"]
+        self.written, self.complete = complete["written"], complete["complete"]
 
 
 class Ran:
@@ -27,7 +37,13 @@ class Steps:
 
     def __init__(self, state: State, hits: Hits, blocks: Blocks) -> None:
         self.state, self.hits, self.writes, self.make = state, hits, blocks.writes, state.make
-        self.on = {name: state.bind(name) for name in ("dispatch", "complete", "accept", "reject")}
+        on = self.on = {name: state.bind(name) for name in ("dispatch", "complete", "accept", "reject")}
+        self.rows = [StepRows(*rows) for rows in zip(on["dispatch"].group, on["complete"].group, strict=True)]
+        # What every step asks is at hand, since a lookup takes as long as a row.
+        other = on["dispatch"].other
+        self.index_type, self.length_unit, self.confirm = other["index_type"], other["length_unit"], other["confirm"]
+        self.write_inside, self.read_inside = other["write_inside"], other["read_inside"]
+        self.known_step, self.accepted = on["complete"].other["known_step"], on["accept"].other["confirm"]
         self.steps: dict[str, list[Ran]] = {}
         self.at: dict[str, int] = {}
         self.replays: dict[str, list[Any]] = {}
@@ -37,65 +53,65 @@ class Steps:
     def dispatch(self, e: Dispatch) -> None:
         """A step: writes first, since a token attends to itself."""
         state, request = self.state, self.state.request(e.req)
-        on, ran = self.on["dispatch"], self.steps.setdefault(e.step, [])
-        if request.lost or not self.hits.settle(request):
+        ran = self.steps.get(step := e.step)
+        if ran is None:
+            ran = self.steps[step] = []
+        if request.lost or not (request.running or self.hits.settle(request)):
             state.skipped += 1
             return
-        starts, at = list(e.starts.items()), e.at
-        if at < 0 and starts:
-            at = starts.pop(0)[1]
-        for name, start in starts:
-            state.fire(on.other["same_start"], at, start, segment=name)
-        if e.at >= 0:
-            self.at[e.step] = e.at
-        if request.cold and e.writes:
+        if (at := self.starts(e)) >= 0:
+            self.at[step] = at
+        writes = e.writes
+        if request.cold and writes:
             request.cold = False
-            start = min(span.lo for span in e.writes)
-            if not state.fire(on.other["from_the_start"], start, segment=e.req):
+            start = min(span.lo for span in writes)
+            if not state.fire(self.on["dispatch"].other["from_the_start"], start, segment=e.req):
                 state.lose_request(request)
                 return
-        self.write(e.writes, request, ran)
+        self.write(writes, request, ran)
         self.read(e.reads, request, ran)
 
-    def right(self, spans: list[Span]) -> Iterator[tuple[Span, GroupState]]:
-        """The spans whose indices are what they should be, each with its group."""
-        state, other = self.state, self.on["dispatch"].other
-        index_type, length_unit, pool = other["index_type"], other["length_unit"], state.pool
-        name = None
-        for span in spans:
-            if span.group != name:
-                name = span.group
-                g = state.named(name)
-            right = True
-            space, unit, ratio = span.space == "group", span.unit, g.ratio
-            index_type.count += 1
-            if (index := index_type.sys1(pool, space)) >= 0:
-                right = state.refuse(index_type, index, (space,), span.group)
-            token, group, entry = unit == "token", unit == "group", unit == "entry"
-            length_unit.count += 1
-            if (index := length_unit.sys4(pool, token, group, entry, ratio)) >= 0:
-                right = state.refuse(length_unit, index, (token, group, entry, ratio), span.group)
-            if span.window >= 0:
-                declared = self.windows.get(span.layer, g.spec.window if span.layer < 0 and g.spec.window else -1)
-                if declared >= 0:
-                    right = state.fire(other["own_window"], span.window, declared, segment=span.group) and right
-            if span.layout and g.spec.layout:
-                right = (
-                    state.fire(other["same_layout"], int(span.layout != g.spec.layout), segment=span.group) and right
-                )
-            if right:
-                yield span, g
+    def starts(self, e: Dispatch) -> int:
+        """The position that a step is told of, which is that of all that start with it; -1 where it is not told."""
+        if starts := list(e.starts.items()):
+            at = e.at if e.at >= 0 else starts.pop(0)[1]
+            for name, start in starts:
+                self.state.fire(self.on["dispatch"].other["same_start"], at, start, segment=name)
+        return e.at
+
+    def right(self, span: Span, g: GroupState) -> bool:
+        """The indices of a span are what they should be."""
+        state, right, space, unit, ratio = self.state, True, span.space == "group", span.unit, g.ratio
+        row = self.index_type
+        row.count += 1
+        if (index := row.sys1(state.pool, space)) >= 0:
+            right = state.refuse(row, index, (space,), g.name)
+        token, group, entry = unit == "token", unit == "group", unit == "entry"
+        row = self.length_unit
+        row.count += 1
+        if (index := row.sys4(state.pool, token, group, entry, ratio)) >= 0:
+            right = state.refuse(row, index, (token, group, entry, ratio), g.name)
+        if (window := span.window) >= 0:
+            declared = self.windows.get(span.layer, g.spec.window if span.layer < 0 and g.spec.window else -1)
+            if declared >= 0:
+                row = self.on["dispatch"].other["own_window"]
+                right = state.fire(row, window, declared, segment=g.name) and right
+        if (layout := span.layout) and g.spec.layout:
+            row = self.on["dispatch"].other["same_layout"]
+            right = state.fire(row, int(layout != g.spec.layout), segment=g.name) and right
+        return right
 
     def write(self, spans: list[Span], request: Request, ran: list[Ran]) -> None:
         """Appends the tokens of spans to their blocks."""
         state, record, null, uid, make = self.state, request.record, self.state.header.null, request.uid, self.make
-        on, pool, device = self.on["dispatch"], state.pool, state.device
-        confirm, drafts, last, kept = on.other["confirm"], request.drafts, None, self.kept
-        inside = on.other["write_inside"]
-        for span, g in self.right(spans):
-            if g is not last:
-                last, rows, size, held, states = g, on.group[g.index], g.block, device.blocks[g.index], g.states
-                append, issue = rows["append"], rows["dispatch"]
+        pool, device, confirm, inside = state.pool, state.device, self.confirm, self.write_inside
+        drafts, kept, groups = request.drafts, self.kept, state.by_name
+        for span in spans:
+            g = groups.get(span.group) or state.named(span.group)
+            if not self.right(span, g):
+                continue
+            rows, size, held, states = self.rows[g.index], g.block, device.blocks[g.index], g.states
+            append, issue = rows.append, rows.issue
             part = Ran(g, record, wrote=True)
             ran.append(part)
             used, leases = part.blocks, part.leases
@@ -111,9 +127,7 @@ class Steps:
                 if number == null or (block := block or state.unnamed(device, g, number)) is None:
                     continue
                 seg, lease = block.segment, block.lease_of(uid) or make.lease()
-                if lease.stage == kept and not state.fire(
-                    rows["write_on"], seg, lease, record, segment=(span.group, number)
-                ):
+                if lease.stage == kept and not state.fire(rows.write_on, seg, lease, record, segment=(g.name, number)):
                     state.lose(device, g, block)
                     continue
                 start = seg.start
@@ -127,12 +141,12 @@ class Steps:
                 # Spelled out for speed, as in oracle_blocks.
                 append.count += 1
                 if (index := append.lease2(pool, seg, lease, record, at, count)) >= 0:
-                    state.refuse(append, index, (seg, lease, record, at, count), (span.group, number))
+                    state.refuse(append, index, (seg, lease, record, at, count), (g.name, number))
                     state.lose(device, g, block)
                     continue
                 issue.count += 1
                 if (index := issue.lease1(pool, seg, lease, record, seg.end)) >= 0:
-                    state.refuse(issue, index, (seg, lease, record, seg.end), (span.group, number))
+                    state.refuse(issue, index, (seg, lease, record, seg.end), (g.name, number))
                     state.lose(device, g, block)
                     continue
                 used.append(block)
@@ -140,25 +154,28 @@ class Steps:
             if hi and end and not states and number != null:
                 inside.count += 1
                 if (index := inside.sys2(pool, hi, end)) >= 0:
-                    state.refuse(inside, index, (hi, end), span.group)
+                    state.refuse(inside, index, (hi, end), g.name)
             if hi > request.at:
                 request.at = hi
 
     def read(self, spans: list[Span], request: Request, ran: list[Ran]) -> None:
         """The blocks that a step reads, each up to where the span reaches."""
         state, record, null, uid, make = self.state, request.record, self.state.header.null, request.uid, self.make
-        on, pool, device = self.on["dispatch"], state.pool, state.device
-        inside = on.other["read_inside"]
-        for span, g in self.right(spans):
-            issue, size, held = on.group[g.index]["dispatch"], g.block, device.blocks[g.index]
+        pool, device, inside, groups = state.pool, state.device, self.read_inside, state.by_name
+        for span in spans:
+            g = groups.get(span.group) or state.named(span.group)
+            if not self.right(span, g):
+                continue
+            issue, size, held = self.rows[g.index].issue, g.block, device.blocks[g.index]
             part = Ran(g, record, wrote=False)
             ran.append(part)
-            used, leases = part.blocks, part.leases
-            scale = g.ratio if span.unit == "entry" else 1
-            lo, hi, last = span.lo * scale, span.hi * scale, 0
-            if hi and not g.states and null in span.blocks:
-                self.nulls(g, span.blocks, lo, g.low(hi))
-            for number, block in zip(span.blocks, map(held.get, span.blocks)):  # noqa: B905 (mypyc)
+            used, leases, numbers = part.blocks, part.leases, span.blocks
+            lo, hi, last = span.lo, span.hi, 0
+            if span.unit == "entry":
+                lo, hi = lo * g.ratio, hi * g.ratio
+            if hi and not g.states and null in numbers:
+                self.nulls(g, numbers, lo, g.low(hi))
+            for number, block in zip(numbers, map(held.get, numbers)):  # noqa: B905 (mypyc)
                 if number == null or (block := block or state.unnamed(device, g, number)) is None:
                     continue
                 seg, lease = block.segment, block.lease_of(uid) or make.lease()
@@ -173,12 +190,12 @@ class Steps:
                     used.append(block)
                     leases.append(lease)
                 else:
-                    state.refuse(issue, index, (seg, lease, record, upto), (span.group, number))
+                    state.refuse(issue, index, (seg, lease, record, upto), (g.name, number))
                     state.lose(device, g, block)
             if hi and last and not g.states:
                 inside.count += 1
                 if (index := inside.sys2(pool, hi, last)) >= 0:
-                    state.refuse(inside, index, (hi, last), span.group)
+                    state.refuse(inside, index, (hi, last), g.name)
 
     def nulls(self, g: GroupState, blocks: list[int], lo: int, low: int) -> None:
         """Null blocks among those that a step reads from ``lo`` on."""
@@ -189,20 +206,22 @@ class Steps:
 
     def complete(self, e: Complete) -> None:
         """A step is done; a step that failed has confirmed no write."""
-        state, on = self.state, self.on["complete"]
-        ran = self.steps.pop(e.step, None)
-        replayed = self.replays.pop(e.step, ())
+        state, step, known = self.state, e.step, self.known_step
+        ran = self.steps.pop(step, None)
+        replayed = self.replays.pop(step, ()) if self.replays else ()
         for graph in replayed:
-            state.fire(on.other["replayed"], graph, segment=e.step)
-        if not state.fire(on.other["known_step"], ran is not None or bool(replayed), segment=e.step):
+            state.fire(self.on["complete"].other["replayed"], graph, segment=step)
+        known.count += 1
+        found = ran is not None or bool(replayed)
+        if (index := known.sys1(state.pool, found)) >= 0:
+            state.refuse(known, index, (found,), step)
             return
-        at = self.at.pop(e.step, -1)
-        if e.at >= 0 and at >= 0:
-            state.fire(on.other["step_position"], e.at, at, segment=e.step)
-        pool = state.pool
+        if self.at and (at := self.at.pop(step, -1)) >= 0 and e.at >= 0:
+            state.fire(self.on["complete"].other["step_position"], e.at, at, segment=step)
+        pool, ok = state.pool, e.ok
         for part in ran or ():
-            g, record, rows, wrote = part.group, part.record, on.group[part.group.index], part.wrote and e.ok
-            written, done = rows["written"], rows["complete"]
+            g, record, rows, wrote = part.group, part.record, self.rows[part.group.index], part.wrote and ok
+            written, done = rows.written, rows.complete
             for block, lease in zip(part.blocks, part.leases):  # noqa: B905 (mypyc)
                 seg = block.segment
                 if wrote:
@@ -221,18 +240,22 @@ class Steps:
 
     def accept(self, e: Accept) -> None:
         """The target model confirmed tokens."""
-        state, request = self.state, self.state.request(e.req)
-        if request.lost or not self.hits.settle(request):
+        state, request, to = self.state, self.state.request(e.req), e.to
+        if request.lost or not (request.running or self.hits.settle(request)):
             return
         drafts, request.drafts = request.drafts, 0
-        if e.ids:
-            request.extend(e.ids)
+        if ids := e.ids:
+            request.extend(ids)
+        record = request.record
         if drafts:
-            at = max(request.at, request.record.accepted, request.length)
-            if not state.fire(self.on["accept"].other["accepts_written"], e.to, at, segment=e.req):
+            at = max(request.at, record.accepted, request.length)
+            if not state.fire(self.on["accept"].other["accepts_written"], to, at, segment=e.req):
                 return
-        if e.to > request.record.accepted:
-            state.fire(self.on["accept"].other["confirm"], request.record, e.to, segment=e.req)
+        if to > record.accepted:
+            row = self.accepted
+            row.count += 1
+            if (index := row.req1(state.pool, record, to)) >= 0:
+                state.refuse(row, index, (record, to), e.req)
 
     def reject(self, e: Reject) -> None:
         """Tokens are given up: the rows of each block that holds some of them."""

@@ -12,8 +12,6 @@ Entries of a part of a block (``Attached.index`` counts them) are not told: the 
 """
 
 import inspect
-import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,15 +20,14 @@ from typing import Any
 from hybridkv_ref import events as ev
 from hybridkv_ref.adapters.vllm_features import call_names, missing_features
 from hybridkv_ref.adapters.vllm_index import WatchedIndex
-from hybridkv_ref.adapters.vllm_tables import PIECE, Held, Run, first_block, follow, split
-from hybridkv_ref.events import Event, Header
+from hybridkv_ref.adapters.vllm_tables import PIECE, Held, Oldest, Run, first_block, follow, split
+from hybridkv_ref.events import Accept, Complete, Dispatch, Event, Header, Measure, Span
+from hybridkv_ref.need_functions import NeedFunction
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.recovery import group_of
 
 CLAIMS = ("blocks", "reuse", "index", "steps", "in_order")
 """What a trace of this adapter shows."""
-
-_ID_BITS = (1 << 60) - 1
 
 
 @dataclass(slots=True)
@@ -38,7 +35,8 @@ class Life:
     """What was last seen of a request: its tables, tokens told, positions dispatched and done, steps in flight.
 
     ``blocks`` are the engine's own, of which the tables are the numbers: lists of them compare by identity, fast.
-    ``firsts``: per table the index before which it was all null; ``whole``: its length when that was last looked at.
+    ``firsts``: per table the index before which it was all null; ``whole``: its length when that was last looked at;
+    ``oldest``: the first block that is needed of it; ``moved``: it has changed since a step was told to read it.
     """
 
     tables: list[list[int]]
@@ -46,11 +44,20 @@ class Life:
     stored: list[int]
     firsts: list[int]
     whole: list[int]
+    oldest: list[Oldest]
+    moved: list[bool]
     told: int
     sent: int = 0
     used: int = -1
-    steps: deque[tuple[str, int]] = field(default_factory=deque)
+    steps: list[tuple[str, int]] = field(default_factory=list)
     load: str = ""
+
+
+class Reused:
+    """A group that steps read and write: its place among all, tokens of a block, and what it needs at a position."""
+
+    def __init__(self, index: int, name: str, size: int, need: NeedFunction) -> None:
+        self.index, self.name, self.size, self.need = index, name, size, need
 
 
 class Attached:
@@ -61,14 +68,16 @@ class Attached:
         self.missing = missing_features(type(manager))
         self.unit, self.names, self.pool = header.unit, [g.name for g in header.groups], manager.block_pool
         self.needs = [group_of(g, spec) for g in header.groups]
-        self.reused = [(i, need) for i, need in enumerate(self.needs) if header.groups[i].reuse]
+        reused = [(i, need) for i, need in enumerate(self.needs) if header.groups[i].reuse]
+        self.reused = [Reused(i, need.name, need.unit, need.need) for i, need in reused]
         self.lives: dict[str, Life] = {}
-        self.held = [Held() for _ in self.names]
-        self.balance = (-1, -1)
+        self.held = [Held(self.pool.num_gpu_blocks) for _ in self.names]
+        self.free = self.used = -1
         self.count = 0
         watched = [name for name in call_names() if hasattr(self, f"_{name}") and hasattr(manager, name)]
         self.calls = {name: getattr(manager, name) for name in watched}
         self.index = WatchedIndex(self.pool, header, self.calls["take_events"], sink)
+        self.blocks_of: Callable[[str], Sequence[list[Any]]] = manager.coordinator.get_blocks
         self.parameters = list(inspect.signature(self.calls["allocate_slots"]).parameters)[2:]
         for name in self.calls:
             setattr(manager, name, getattr(self, f"_{name}"))
@@ -76,9 +85,10 @@ class Attached:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def _ids(self, request: Any, lo: int, hi: int) -> list[int]:
-        # Tuples of a unit's tokens, which are left out where fewer are left; positive, which an oracle takes faster.
+        # Tuples of a unit's tokens, which are left out where fewer are left. A hash of a hash is below 2 ** 61, which
+        # is as long as an int may be to be fast in a compiled oracle.
         tokens = iter(request.all_token_ids[lo - lo % self.unit : hi])
-        return list(map(_ID_BITS.__and__, map(hash, zip(*[tokens] * self.unit, strict=False))))
+        return list(map(hash, map(hash, zip(*[tokens] * self.unit, strict=False))))
 
     def _life(self, request: Any) -> Life:
         life = self.lives.get(request.request_id)
@@ -97,28 +107,29 @@ class Attached:
 
     def _new_life(self, tables: list[list[int]], blocks: list[list[Any]], told: int) -> Life:
         stored, firsts, whole = ([0] * len(tables) for _ in range(3))
-        return Life(tables, blocks, stored, firsts, whole, told)
+        return Life(tables, blocks, stored, firsts, whole, [Oldest() for _ in tables], [True for _ in tables], told)
 
     def _progress(self, request: Any, life: Life) -> None:
         """Steps that the caller counts as done, tokens that it accepted, drafts that it gave up."""
-        name, at = request.request_id, request.num_computed_tokens
+        name, at, count = request.request_id, request.num_computed_tokens, request.num_tokens
         # A position before what was known then only says that the caller has not counted the step.
         drafts = life.sent > at >= life.told
-        self._done(life, math.inf if drafts else at - getattr(request, "num_in_flight_tokens", 0))
+        self._done(life, life.sent if drafts else at - getattr(request, "num_in_flight_tokens", 0))
         if drafts:
-            self.sink(ev.Accept(name, at))
+            self.sink(Accept(name, at))
             self.sink(ev.Reject(name, at))
             life.sent = at
-        if request.num_tokens > life.told:
-            count, known = request.num_tokens, life.told - life.told % self.unit
+        if count > life.told:
+            known = life.told - life.told % self.unit
             ids = self._ids(request, known, count) if count - known >= self.unit else []
-            self.sink(ev.Accept(name, count, ids))
+            self.sink(Accept(name, count, ids))
             life.told = count
 
-    def _done(self, life: Life, position: float) -> None:
+    def _done(self, life: Life, position: int) -> None:
         """Steps up to a position are done."""
-        while life.steps and life.steps[0][1] <= position:
-            self.sink(ev.Complete(life.steps.popleft()[0]))
+        steps = life.steps
+        while steps and steps[0][1] <= position:
+            self.sink(Complete(steps.pop(0)[0]))
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -142,7 +153,7 @@ class Attached:
         self._progress(request, life)
         local, outside = given.get("num_new_computed_tokens", 0), given.get("num_external_computed_tokens", 0)
         hits = given.get("new_computed_blocks")
-        new = not any(life.tables)
+        new = not life.sent and not any(life.tables)
         result = call(request, num_new_tokens, *args, **kwargs)
         if new and result is not None and (local != max(life.used, 0) or (local and outside)):
             self._look(request, hits, local, outside)
@@ -162,35 +173,46 @@ class Attached:
             if num_new_tokens:
                 self._step(request, life, begin, begin + num_new_tokens)
             life.used = -1
-        self.index.come(stored, life.tables, life.stored)
+        if stored:
+            self.index.come(stored, life.stored, life.tables, life.blocks)
         self._balance()
         return result
 
     def _step(self, request: Any, life: Life, lo: int, hi: int) -> None:
-        """What is written, and what is read before it: a group that keeps everything is told whole only once."""
-        name = request.request_id
-        reads: list[ev.Span] = []
-        for index, need in self.reused if lo else ():
-            low, size = need.need(lo, lo)[0], need.unit
-            if low or not life.sent:
-                reads.append(ev.Span(need.name, life.tables[index][low // size : -(-lo // size)], low, lo))
-        life.steps.append((self._dispatch(name, life, lo, hi, reads), hi))
+        """What is written, and what is read before it.
+
+        A group that keeps everything is told whole only once, another one when its table has changed, and else the
+        oldest block that it needs: the others are not given back before that one.
+        """
+        reads: list[Span] = []
+        for group in self.reused if lo else ():
+            index, size = group.index, group.size
+            first, table = life.oldest[index].at(group.need, size, lo), life.tables[index]
+            if first * size >= lo or (not first and life.sent):
+                continue
+            if life.moved[index]:
+                life.moved[index] = False
+                reads.append(Span(group.name, table[first : -(-lo // size)], first * size, lo))
+            else:
+                end = (first + 1) * size
+                reads.append(Span(group.name, table[first : first + 1], first * size, end if end < lo else lo))
+        life.steps.append((self._dispatch(request.request_id, life, lo, hi, reads), hi))
         life.sent = hi
 
-    def _dispatch(self, name: str, life: Life, lo: int, hi: int, reads: list[ev.Span]) -> str:
+    def _dispatch(self, name: str, life: Life, lo: int, hi: int, reads: list[Span]) -> str:
         """Tells a step, whose name it gives."""
         return self._write(name, life, lo, hi, reads)
 
-    def _write(self, name: str, life: Life, lo: int, hi: int, reads: list[ev.Span]) -> str:
+    def _write(self, name: str, life: Life, lo: int, hi: int, reads: list[Span]) -> str:
         self.count += 1
         step = f"{name}#{self.count}"
         if hi > life.told:
             self.sink(ev.Draft(name, hi - max(lo, life.told)))
-        writes = [
-            ev.Span(need.name, life.tables[index][lo // need.unit : -(-hi // need.unit)], lo, hi)
-            for index, need in self.reused
-        ]
-        self.sink(ev.Dispatch(step, name, reads, writes))
+        writes: list[Span] = []
+        for group in self.reused:
+            size = group.size
+            writes.append(Span(group.name, life.tables[group.index][lo // size : -(-hi // size)], lo, hi))
+        self.sink(Dispatch(step, name, reads, writes))
         return step
 
     def _external(self, name: str, life: Life, lo: int, hi: int, delayed: bool) -> None:
@@ -215,7 +237,7 @@ class Attached:
     def _cache_blocks(self, request: Any, num_computed_tokens: int) -> Any:
         life = self._life(request)
         result = self.calls["cache_blocks"](request, num_computed_tokens)
-        self.index.come(self.index.leave(), life.tables, life.stored)
+        self.index.come(self.index.leave(), life.stored, life.tables, life.blocks)
         return result
 
     def _free(self, request: Any) -> Any:
@@ -276,13 +298,14 @@ class Attached:
         pinned: list[tuple[int, list[int]]] = []
         taken: list[tuple[int, Run]] = []
         null = self.header.null
-        for index, now in enumerate(self.manager.coordinator.get_blocks(name)):
+        for index, now in enumerate(self.blocks_of(name)):
             seen, first = life.blocks[index], life.firsts[index]
             # What a window has left behind is all null, and long: whether it still is, is not asked at every step.
             if len(now) >= life.whole[index] + PIECE:
                 life.whole[index], first = len(now), 0
-            if len(now) == len(seen) and now[first:] == seen[first:]:
+            if len(now) == len(seen) and (now[first:] == seen[first:] if first else now == seen):
                 continue
+            life.moved[index] = True
             gone, came = follow(seen, life.tables[index], now, null, first)
             life.firsts[index] = first_block(life.tables[index], min([first, *(at for at, _ in came)]), null)
             if gone:
@@ -300,7 +323,9 @@ class Attached:
 
     def _balance(self) -> None:
         """Counts that did not change are not told again."""
-        balance = self.pool.get_num_free_blocks(), sum(map(len, self.held))
-        if balance != self.balance:
-            self.balance = balance
-            self.sink(ev.Measure("pool", free=balance[0], used=balance[1], capacity=self.pool.num_gpu_blocks - 1))
+        free, used = self.pool.get_num_free_blocks(), 0
+        for held in self.held:
+            used += held.count
+        if free != self.free or used != self.used:
+            self.free, self.used = free, used
+            self.sink(Measure("pool", free=free, used=used, capacity=self.pool.num_gpu_blocks - 1))

@@ -118,8 +118,17 @@ class WatchedIndex:
         more = getattr(self.pool, "cached_block_hashes_by_block", {}).get(number, ())
         return {(self.group(h), self.key(h)) for h in (*((found,) if found is not None else ()), *more)}
 
-    def come(self, events: Iterable[Any], tables: Sequence[list[int]] = (), stored: list[int] | None = None) -> None:
-        """Tells entries that came: of a request's tables, from the index ``stored`` per group on, which moves along."""
+    def come(
+        self,
+        events: Iterable[Any],
+        stored: list[int] | None = None,
+        tables: Sequence[list[int]] = (),
+        blocks_of: Sequence[list[Any]] = (),
+    ) -> None:
+        """Tells entries that came: of a request's tables, from the index ``stored`` per group on, which moves along.
+
+        ``blocks_of``: the engine's blocks, of which the tables are the numbers.
+        """
         for event in events:
             index, keys = event.group_idx or 0, event.block_hashes
             if index >= len(self.header.groups):
@@ -132,12 +141,16 @@ class WatchedIndex:
             if stored is None:
                 blocks = self._searched(index, keys, range(self.pool.num_gpu_blocks)) or [self.header.null] * len(keys)
             else:
-                span = tables[index][stored[index] :]
-                first = span[: len(event.token_ids) // event.block_size]
-                blocks = self._found(index, keys, first)
-                if not blocks and len(first) < len(span):
-                    blocks = self._found(index, keys, span)
-                blocks = blocks or self._searched(index, keys, span)
+                at, count = stored[index], len(event.token_ids) // event.block_size
+                span = tables[index][at:]
+                blocks = span[:count]
+                # Mostly every block is cached.
+                whole = len(blocks) == len(keys) and None not in map(self.hashed, blocks_of[index][at : at + count])
+                if not (whole and self._ends(index, keys, blocks)):
+                    blocks = self._found(index, keys, blocks)
+                    if not blocks and count < len(span):
+                        blocks = self._found(index, keys, span)
+                    blocks = blocks or self._searched(index, keys, span)
                 if blocks and blocks[-1] in span:
                     stored[index] += span.index(blocks[-1]) + 1
             self._enter(index, keys, blocks)
@@ -168,9 +181,13 @@ class WatchedIndex:
         """The cached blocks of a span, where they are as many as the keys and both ends agree."""
         cached = map(is_not, map(self.hashed, map(self.pool.blocks.__getitem__, span)), repeat(None))
         found = list(compress(span, cached))
-        if len(found) != len(keys):
-            return []
-        return found if all(self._named(index, keys[i], found[i]) for i in (0, -1) if keys) else []
+        return found if len(found) == len(keys) and self._ends(index, keys, found) else []
+
+    def _ends(self, index: int, keys: list[Key], blocks: list[int]) -> bool:
+        """Whether the first and the last of so many blocks have the first and the last of these keys."""
+        if not keys:
+            return True
+        return self._named(index, keys[0], blocks[0]) and self._named(index, keys[-1], blocks[-1])
 
     def _named(self, index: int, key: Key, number: int) -> bool:
         """Whether a cached block has this key."""

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import Any
 
+from hybridkv_ref.need_functions import NeedFunction
+
 Run = tuple[int, list[int]]
 """Block numbers of consecutive table indices, from the first index on."""
 
@@ -105,34 +107,42 @@ def split(came: list[Run], hit: list[int], null: int) -> tuple[list[int], list[R
 
 
 class Held:
-    """The blocks of one group that requests hold, and how often beyond once."""
+    """How many blocks of one group requests hold (``count``), each of a pool of so many ``blocks`` once."""
 
-    def __init__(self) -> None:
-        self.blocks: set[int] = set()
-        self.again: dict[int, int] = {}
-
-    def __len__(self) -> int:
-        return len(self.blocks)
+    def __init__(self, blocks: int) -> None:
+        self.count = 0
+        self.uses: list[int] = [0] * blocks
 
     def take(self, numbers: Sequence[int]) -> None:
         """One reference more to each."""
-        fresh = set(numbers)
-        if len(fresh) == len(numbers) and self.blocks.isdisjoint(fresh):
-            self.blocks |= fresh
-            return
+        uses = self.uses
         for number in numbers:
-            if number in self.blocks:
-                self.again[number] = self.again.get(number, 0) + 1
-            self.blocks.add(number)
+            before = uses[number]
+            uses[number] = before + 1
+            if not before:
+                self.count += 1
 
     def give(self, numbers: Sequence[int]) -> None:
         """One reference less to each."""
-        if not self.again:
-            self.blocks.difference_update(numbers)
-            return
+        uses = self.uses
         for number in numbers:
-            left = self.again.pop(number, 0)
-            if left > 1:
-                self.again[number] = left - 1
-            elif not left:
-                self.blocks.discard(number)
+            if before := uses[number]:
+                uses[number] = before - 1
+                if before == 1:
+                    self.count -= 1
+
+
+class Oldest:
+    """The first block that a request needs of one group to go on, and the positions for which that is known."""
+
+    def __init__(self) -> None:
+        self.first, self.since, self.until = 0, 0, -1
+
+    def at(self, need: NeedFunction, size: int, position: int) -> int:
+        """Its index in the table. What is needed never moves back, so two positions stand for those between them."""
+        if not self.since <= position <= self.until:
+            self.first, self.since, self.until = need(position, position)[0] // size, position, position
+            last = position + size - 1
+            if need(last, last)[0] // size == self.first:
+                self.until = last
+        return self.first

@@ -37,7 +37,7 @@ class Watched(Attached):
             self.pop, self.give = manager.pop_blocks_for_free, self.pool.free_blocks
             manager.pop_blocks_for_free, self.pool.free_blocks = self._pop_blocks_for_free, self._free_blocks
 
-    def _done(self, life: Life, position: float) -> None:
+    def _done(self, life: Life, position: int) -> None:
         """Left to the runner."""
 
     def _life(self, request: Any) -> Life:
@@ -82,7 +82,7 @@ class Watched(Attached):
         """A step has run, and is not told as done already."""
         life = self.lives.get(job.name)
         if life is not None and life.steps and life.steps[0][0] == job.step:
-            life.steps.popleft()
+            life.steps.pop(0)
             self.sink(ev.Complete(job.step))
             if job.refused:
                 self.sink(ev.Accept(job.name, job.kept))
