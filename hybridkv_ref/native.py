@@ -30,9 +30,9 @@ WRITTEN = {"oracle_entities": "entities", "oracle_compiled": "rows"}
 """The modules that are written from the tables, by the function of ``native_source`` that does so."""
 
 COMPILED = (
-    *WRITTEN, "oracle_row", "oracle_records", "oracle_choices", "oracle_state", "oracle_ranks", "oracle_hits",
-    "oracle_pins", "oracle_requests", "oracle_blocks", "oracle_index", "oracle_steps", "oracle_transfers",
-    "oracle_claims", "oracle", f"{ADAPTERS}/vllm_tables", f"{ADAPTERS}/vllm_index", f"{ADAPTERS}/vllm",
+    *WRITTEN, "oracle_row", "oracle_records", "oracle_tiers", "oracle_choices", "oracle_state", "oracle_ranks",
+    "oracle_hits", "oracle_pins", "oracle_requests", "oracle_blocks", "oracle_index", "oracle_steps",
+    "oracle_transfers", "oracle_claims", "oracle", f"{ADAPTERS}/vllm_tables", f"{ADAPTERS}/vllm_index", f"{ADAPTERS}/vllm",
 )  # fmt: skip
 """The modules that are compiled."""
 

@@ -68,6 +68,7 @@ from hybridkv_ref.oracle_records import Refusal
 from hybridkv_ref.oracle_requests import Requests
 from hybridkv_ref.oracle_state import State
 from hybridkv_ref.oracle_steps import Steps
+from hybridkv_ref.oracle_tiers import Found
 from hybridkv_ref.oracle_transfers import Transfers
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.recovery import Hit
@@ -129,7 +130,7 @@ class Oracle:
     def __init__(self, header: Header, mode: Literal["strict", "advisory"] = "advisory", spec: Path = SPEC_DIR) -> None:
         self.header, self.mode = header, mode
         state = self.state = State(header, spec)
-        found: list[dict[int, int]] = [{} for _ in state.groups]
+        found = Found(state.device)
         self.ranks = Ranks(state)
         self.hits = Hits(state, self.ranks, found)
         self.pins = Pins(state, self.hits)
@@ -226,8 +227,7 @@ class Oracle:
         for tier in state.tiers.values():
             tiers[tier.name] = {
                 g.spec.name: {
-                    number: {name: getattr(b.segment, name) for name in SHOWN}
-                    for number, b in tier.blocks[g.index].items()
+                    b.number: {name: getattr(b.segment, name) for name in SHOWN} for b in tier.blocks[g.index].values()
                 }
                 for g in state.groups
             }

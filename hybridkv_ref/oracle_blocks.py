@@ -1,16 +1,16 @@
 """The blocks that requests write and read: taken, given back, evicted."""
 
-from collections.abc import Container, Iterable, Sequence
-from typing import Any
+from collections.abc import Container, Iterable
 
 from hybridkv_ref.events import Allocate, DeferFree, Evict, Free, Reset
 from hybridkv_ref.oracle_entities import Lease, Record
 from hybridkv_ref.oracle_hits import Hits
 from hybridkv_ref.oracle_pins import Pins
-from hybridkv_ref.oracle_records import UNTOLD, Block, Bound, GroupState, Place, Request, Tier
+from hybridkv_ref.oracle_records import UNTOLD, Block, Bound, GroupState, Place, Request
 from hybridkv_ref.oracle_requests import Requests
 from hybridkv_ref.oracle_row import Row
 from hybridkv_ref.oracle_state import State
+from hybridkv_ref.oracle_tiers import Tier
 
 
 class Ends:
@@ -65,7 +65,8 @@ class Blocks:
                 req, group = e.req, e.group
                 request, g = state.request(req), state.named(group)
                 row, size, shared = on.group[g.index]["admit"], g.block, self.sharing[g.index]
-                held, lost = device.blocks[g.index], device.lost[g.index]
+                held = device.blocks[g.index]
+                near, far, lost = held.near, held.far, held.lost
             if request.lost or not (request.running or self.hits.settle(request)):
                 state.skipped += 1
                 for number in e.blocks:
@@ -79,19 +80,16 @@ class Blocks:
             if at < 0:
                 at = request.positions.get(group, record.f)
             numbers = e.blocks
-            # Looked up by the numbers as they are, of which a compiled loop would make objects anew; and zip without a
-            # keyword, of which mypyc makes a loop.
-            for number, block in zip(numbers, map(held.get, numbers)):  # noqa: B905 (mypyc)
+            top = len(near)
+            for number in numbers:
                 if number != null:
                     if lost:
                         lost.discard(number)
                     if choices:
                         state.choices.settle(device, g, number, alive=False)
-                        block = held.get(number)
-                    block = block or state.unnamed(device, g, number)
-                    if block is not None and (
-                        (device.alone(g.index, number) and not choices) or self.apart(on, shared, g, number)
-                    ):
+                    block = near[number] if 0 <= number < top else far.get(number)
+                    block = block or held.new(number)
+                    if (held.alone(number) and not choices) or self.apart(on, shared, g, number):
                         self.take(row, g, block, request, record, at)
                 at += size
             request.positions[group] = at
@@ -108,11 +106,11 @@ class Blocks:
                 on.group[g.index]["apart"], other.segment, segment=(g.spec.name, number)
             ):
                 state.lose(device, g, other)
-                state.lose(device, group, device.blocks[group.index][number])
+                state.lose_number(device, group, number)
                 return False
         return True
 
-    def take(self, row: Row, g: GroupState, block: Block, request: Request, record: Any, at: int) -> None:
+    def take(self, row: Row, g: GroupState, block: Block, request: Request, record: Record, at: int) -> None:
         """One block for a writer."""
         state, known = self.state, record.accepted
         seg, lease = block.segment, self.make.lease()
@@ -152,14 +150,17 @@ class Blocks:
                 name = e.tier
                 tier, unheld = state.tier(name), ends.unheld
                 held, pool = tier.blocks[g.index], tier.pool
+                near, far = held.near, held.far
             if request is not None:
                 record, uid = request.record, request.uid
                 # What a running request gives up has to lie before this.
                 low = g.low(request.at) if request.running and g.reuse else -1
             else:
                 record, uid, low = self.requests.nobody, 0, -1
-            for number, block in zip(e.blocks, map(held.get, e.blocks)):  # noqa: B905 (mypyc)
-                if number == null or (block := block or state.unnamed(tier, g, number)) is None:
+            top = len(near)
+            for number in e.blocks:
+                block = near[number] if 0 <= number < top else far.get(number)
+                if number == null or (block := block or state.unnamed(held, number)) is None:
                     continue
                 if self.deferred and not self.in_time(on, e, number):
                     state.lose(tier, g, block)
@@ -261,7 +262,7 @@ class Blocks:
         if self.together:
             self.together.pop((g.index, block.number), None)
         if not block.uid and block.others is None:
-            state.rest(tier, g, block)
+            tier.blocks[g.index].rest(block)
 
     def evict(self, e: Evict) -> None:
         """Cached bytes go; what is held, copied or still findable does not."""
@@ -310,7 +311,7 @@ class Blocks:
         """Clears the blocks that are named, or of a whole group what nobody uses."""
         state, g = self.state, self.state.named(e.group)
         rows, device = self.on["reset"].group[g.index], state.device
-        numbers: Sequence[int] = e.blocks or list(device.blocks[g.index])
+        numbers = e.blocks or [block.number for block in device.blocks[g.index].values()]
         for number in numbers:
             block = state.block(device, g, number) if number != state.header.null else None
             if block is None or block.segment.stage in self.empty:

@@ -5,7 +5,8 @@ numbers are remembered as interchangeable; an event that needs one of them alive
 state that is followed is renamed to one that fits it. Where none fits, what is followed is refused like any other.
 """
 
-from hybridkv_ref.oracle_records import Block, GroupState, Tier
+from hybridkv_ref.oracle_records import Block, GroupState
+from hybridkv_ref.oracle_tiers import Tier
 
 Place = tuple[str, int, int]
 
@@ -42,15 +43,15 @@ class Choices:
             return
         numbers.discard(number)
         blocks = tier.blocks[group.index]
-        if (number in blocks) != alive:
-            other = next((n for n in sorted(numbers) if (n in blocks) == alive), None)
+        if (blocks.get(number) is not None) != alive:
+            other = next((n for n in sorted(numbers) if (blocks.get(n) is not None) == alive), None)
             if other is not None:
                 old, new = (other, number) if alive else (number, other)
-                block = blocks[old]
-                tier.pop(group.index, old)
-                block.number = new
-                tier.add(group.index, new, block)
-        if len({n in blocks for n in numbers}) < 2:
+                block = blocks.pop(old)
+                if block is not None:
+                    block.number = new
+                    blocks.add(new, block)
+        if len({blocks.get(n) is not None for n in numbers}) < 2:
             self.close(tier, group, numbers)
 
     def close(self, tier: Tier, group: GroupState, numbers: set[int]) -> None:

@@ -220,7 +220,7 @@ class Claims:
         for tier in state.tiers.values():
             for g in state.groups:
                 row = self.on["drain"].group[g.index]["at_rest"]
-                for block in list(tier.blocks[g.index].values()):
+                for block in tier.blocks[g.index].values():
                     if not state.fire(
                         row, block.segment, segment=f"{tier.name}:{g.spec.name}:{block.number}", pool=tier.pool
                     ):

@@ -3,9 +3,10 @@
 from hybridkv_ref.events import Lookup
 from hybridkv_ref.oracle_entities import Lease, Record
 from hybridkv_ref.oracle_ranks import Ranks
-from hybridkv_ref.oracle_records import Block, Bound, GroupState, Request, Tier
+from hybridkv_ref.oracle_records import Block, Bound, GroupState, Request
 from hybridkv_ref.oracle_row import Row
 from hybridkv_ref.oracle_state import State
+from hybridkv_ref.oracle_tiers import Found, Tier
 from hybridkv_ref.recovery import Contents, Hit, candidate_frontiers, longest_hit
 
 RUNNING, OVER, LOOKING = "RUNNING", "OVER", "LOOKING"
@@ -14,7 +15,7 @@ RUNNING, OVER, LOOKING = "RUNNING", "OVER", "LOOKING"
 class Hits:
     """Lookup; ``settle`` brings a request to where it may compute."""
 
-    def __init__(self, state: State, ranks: Ranks, found: list[dict[int, int]]) -> None:
+    def __init__(self, state: State, ranks: Ranks, found: Found) -> None:
         self.state, self.ranks, self.found = state, ranks, found
         self.on_lookup, self.hidden = state.bind("lookup"), state.bind("allocate")
         sets = state.tables.sets["request"]
@@ -37,7 +38,7 @@ class Hits:
         for g in self.state.groups:
             if not g.spec.reuse:
                 continue
-            found, blocks, ends, size = self.found[g.index], 0, set(), g.spec.block
+            found, blocks, ends, size = self.found.contents(g.index), 0, set(), g.spec.block
             for index in range(request.known // size):
                 content = request.content((index + 1) * size)
                 if content ^ request.domain in found or (request.rough and content ^ request.rough in found):
@@ -194,7 +195,7 @@ class Hits:
         if "limits" in state.claims and e.matched >= 0:
             checks.append(("limits_named", (used, top, len(e.limiting))))
         # What the groups have is known only while no block is lost.
-        sure = request.chain and not any(state.device.lost)
+        sure = request.chain and not any(held.lost for held in state.device.blocks)
         if "announced" in state.claims and e.matched >= 0 and sure:
             checks.append(("found_again", (matched, self.known(request))))
         if "longest" in state.claims and sure:
@@ -209,7 +210,7 @@ class Hits:
         best = 0
         for g in self.whole:
             count, size = 0, g.spec.block
-            found, known = self.found[g.index], request.known
+            found, known = self.found.contents(g.index), request.known
             while (count + 1) * size <= known and request.content((count + 1) * size) ^ request.domain in found:
                 count += 1
             best = max(best, count * size)

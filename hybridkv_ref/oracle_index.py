@@ -5,44 +5,33 @@ from collections.abc import Iterable
 from hybridkv_ref.events import DEVICE, KeyPublish, KeyRemove, Measure
 from hybridkv_ref.oracle_blocks import Blocks
 from hybridkv_ref.oracle_choices import equal
-from hybridkv_ref.oracle_records import Block, GroupState, Request, Tier
+from hybridkv_ref.oracle_records import Block, GroupState, Request
 from hybridkv_ref.oracle_row import Row
 from hybridkv_ref.oracle_state import State
-
-Entry = Block | None
-"""A block, or None where the event did not say which."""
+from hybridkv_ref.oracle_tiers import Entry, Found, Tier
 
 
 class Index:
-    """Live entries by tier, group and key; per group, how many findable blocks of the device hold a content."""
+    """Entries come and go; ``parents``: by tier, group and key, the key that an entry of a tree continues."""
 
-    def __init__(self, state: State, blocks: Blocks, found: list[dict[int, int]]) -> None:
+    def __init__(self, state: State, blocks: Blocks, found: Found) -> None:
         self.state, self.blocks, self.found = state, blocks, found
         self.on_publish, self.on_remove = state.bind("key_publish"), state.bind("key_remove")
         self.on_measure, self.on_reset = state.bind("measure"), state.bind("reset")
-        self.entries: dict[tuple[str, int], dict[str, list[Entry]]] = {}
         self.parents: dict[tuple[str, int, str], str] = {}
-
-    def of(self, tier: str, group: int) -> dict[str, list[Entry]]:
-        """The entries of one group in one tier."""
-        key = (tier, group)
-        found = self.entries.get(key)
-        if found is None:
-            found = self.entries[key] = {}
-        return found
 
     def publish(self, events: Iterable[KeyPublish]) -> None:
         """From here on the blocks can be found under these keys."""
         state, on, null, tree = self.state, self.on_publish, self.state.header.null, "tree" in self.state.claims
         pool, choices, unwritten, group, name = state.pool, state.choices.of, self.blocks.open, None, None
-        not_null = on.other["not_null"]
+        not_null, found = on.other["not_null"], self.found
         for e in events:
             state.index += 1
             if e.group != group or e.tier != name:
                 group, name = e.group, e.tier
                 g, tier = state.named(group), state.tier(name)
-                entries, held, rows = self.of(name, g.index), tier.blocks[g.index], on.group[g.index]
-                found = self.found[g.index] if tier is state.device else None
+                entries, held, rows = self.found.of(name, g.index), tier.blocks[g.index], on.group[g.index]
+                near, far, counted = held.near, held.far, found.asked and tier is state.device
                 publish, at_tier = rows["publish"], tier.pool
             numbers, parent, at = e.blocks, e.parent, e.at
             if e.tokens is not None:
@@ -65,7 +54,8 @@ class Index:
                         continue
                     if choices:
                         state.choices.settle(tier, g, number, alive=True)
-                    block = held.get(number) or state.unnamed(tier, g, number)
+                    block = near[number] if 0 <= number < len(near) else far.get(number)
+                    block = block or state.unnamed(held, number)
                 if block is not None:
                     seg, writer = block.segment, block.writer
                     right = writer is None or seg.stage not in unwritten or self.commit(rows, g, block, writer)
@@ -79,8 +69,8 @@ class Index:
                         state.lose(tier, g, block)
                         continue
                     block.key = key
-                    if found is not None and (content := block.content):
-                        found[content] = found.get(content, 0) + 1
+                    if counted:
+                        found.more(g.index, block.content)
                 if live is None:
                     entries[key] = [block]
                 else:
@@ -97,7 +87,8 @@ class Index:
         if e.tokens is not None:
             right = self.state.fire(other["begins_there"], e.tokens[0], start, segment=(e.group, first.number))
         end = -1
-        for entry in before if tier is self.state.device else (*before, *self.of(DEVICE, g.index).get(e.parent, ())):
+        above = () if tier is self.state.device else self.found.of(DEVICE, g.index).get(e.parent, ())
+        for entry in (*before, *above):
             if entry is not None and end != start:
                 end = max(end, entry.segment.end) if entry.segment.end != start else start
         if end >= 0:
@@ -109,7 +100,7 @@ class Index:
 
     def findable(self, tier: Tier, g: GroupState, parent: str) -> bool:
         """What an entry of a tree continues is in the index, of its tier or of the device."""
-        count = sum(len(self.of(name, g.index).get(parent, ())) for name in {tier.name, DEVICE})
+        count = sum(len(self.found.of(name, g.index).get(parent, ())) for name in {tier.name, DEVICE})
         return self.state.fire(self.on_publish.other["parent_findable"], count, segment=(g.spec.name, parent))
 
     def commit(self, rows: dict[str, Row], g: GroupState, block: Block, writer: Request) -> bool:
@@ -157,7 +148,7 @@ class Index:
             if e.group != group or e.tier != name:
                 group, name = e.group, e.tier
                 g, tier = state.named(group), state.tier(name)
-                entries, held, rows = self.of(name, g.index), tier.blocks[g.index], on.group[g.index]
+                entries, held, rows = self.found.of(name, g.index), tier.blocks[g.index], on.group[g.index]
                 unpublish = rows["unpublish"]
             for place, key in enumerate(e.keys):
                 live: list[Entry] = entries.get(key) or []
@@ -229,12 +220,8 @@ class Index:
 
     def lose_content(self, tier: Tier, g: GroupState, block: Block) -> None:
         """One findable block fewer holds this content."""
-        found, content = self.found[g.index], block.content
-        count = found.get(content, 0) if content and tier is self.state.device else 0
-        if count > 1:
-            found[content] = count - 1
-        elif count:
-            del found[content]
+        if tier is self.state.device:
+            self.found.fewer(g.index, block.content)
 
     def clear(self, group: GroupState, numbers: list[int]) -> None:
         """The entries of a group's device blocks go with a reset."""
@@ -245,7 +232,7 @@ class Index:
             choices.close(device, group, {n for tier, i, n in choices.of if (tier, i) == (DEVICE, group.index)})
         for number in numbers:
             self.forget_choice(device, group, number)
-        entries = self.of(DEVICE, group.index)
+        entries = self.found.of(DEVICE, group.index)
         chosen = set(numbers)
         for key, live in list(entries.items()):
             for entry in [b for b in live if b is not None and (not chosen or b.number in chosen)]:
@@ -264,7 +251,7 @@ class Index:
             if (block := tier.blocks[group.index].get(other)) is not None:
                 self.lose_content(tier, group, block)
                 self.state.lose(tier, group, block)
-            tier.lost[group.index].add(other)
+            tier.blocks[group.index].lost.add(other)
 
     def measure(self, e: Measure) -> None:
         """Counts that the engine reports."""
@@ -272,7 +259,8 @@ class Index:
         match e.what:
             case "cached":
                 g = state.named(e.group)
-                real = sum(1 for live in self.of(DEVICE, g.index).values() for b in live if b is None or b.segment.keys)
+                entries = self.found.of(DEVICE, g.index).values()
+                real = sum(1 for live in entries for b in live if b is None or b.segment.keys)
                 state.fire(other["counted"], e.value, real, segment=e.group)
             case "pool":
                 state.fire(other["balance"], e.free, e.used, e.reserved, e.capacity, segment=e.group)

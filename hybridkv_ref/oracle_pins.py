@@ -4,9 +4,10 @@ from collections.abc import Iterable
 
 from hybridkv_ref.events import Pin, Unpin
 from hybridkv_ref.oracle_hits import Hits
-from hybridkv_ref.oracle_records import Block, GroupState, Request, Tier
+from hybridkv_ref.oracle_records import Block, GroupState, Request
 from hybridkv_ref.oracle_row import Row
 from hybridkv_ref.oracle_state import State
+from hybridkv_ref.oracle_tiers import Tier
 
 
 class Pins:

@@ -1,13 +1,13 @@
-"""The records of the oracle: refusals, blocks, requests, tiers, groups, and the rows that an event may fire."""
+"""The records of the oracle: refusals, blocks, requests, groups, and the rows that an event may fire."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
-from hybridkv_ref.events import DEVICE, GroupSpec
+from hybridkv_ref.events import GroupSpec
 from hybridkv_ref.machine import Value
-from hybridkv_ref.oracle_entities import Lease, Pool, Record, Segment
+from hybridkv_ref.oracle_entities import Lease, Record, Segment
 from hybridkv_ref.oracle_row import Row
 from hybridkv_ref.recovery import Group
 
@@ -16,12 +16,6 @@ UNTOLD: Final = 1 << 60
 
 Place = str | tuple[str, int | str]
 """What a row was about, for a message: a name, or a group and a block, put together only when it is needed."""
-
-SPARE: Final = 4096
-"""How many records of empty blocks are kept to be used again, per group and tier."""
-
-COUNTED: Final = 1 << 20
-"""Block numbers from here on are looked up in each group of a pool."""
 
 REMEMBERED = 65536
 """How many ended requests are remembered, to see that none ends twice."""
@@ -190,47 +184,6 @@ class GroupState:
     def low(self, position: int) -> int:
         """First position that computing from ``position`` on still needs."""
         return self.need.need(position, position)[0]
-
-
-class Tier:
-    """One tier: its pool, blocks of each group by number, numbers that are lost, and its rows, under its caps.
-
-    ``counts``: where groups share a pool of the device, how many have a block of a number, below ``COUNTED``.
-    """
-
-    __slots__ = ("blocks", "counts", "lost", "name", "pool", "rows", "segment", "spare")
-
-    def __init__(
-        self, name: str, pool: Pool, groups: list[GroupState], segment: Callable[..., Segment], rows: list[Row]
-    ) -> None:
-        self.name, self.pool, self.segment, self.rows = name, pool, segment, rows
-        self.blocks: list[dict[int, Block]] = [{} for _ in groups]
-        self.lost: list[set[int]] = [set() for _ in groups]
-        self.spare: list[list[Block]] = [[] for _ in groups]
-        counts = {g.spec.pool: list[int]() for g in groups if g.spec.pool and name == DEVICE}
-        self.counts: list[list[int] | None] = [counts.get(g.spec.pool) for g in groups]
-
-    def add(self, group: int, number: int, block: Block) -> None:
-        """A block of a number of which the group has none."""
-        self.blocks[group][number] = block
-        counts = self.counts[group]
-        if counts is not None and 0 <= number < COUNTED:
-            if number >= len(counts):
-                counts.extend([0] * (2 * number + 1 - len(counts)))
-            counts[number] += 1
-
-    def pop(self, group: int, number: int) -> Block | None:
-        """The group's block of this number, which it has no more."""
-        found = self.blocks[group].pop(number, None)
-        counts = self.counts[group]
-        if counts is not None and found is not None and 0 <= number < COUNTED:
-            counts[number] -= 1
-        return found
-
-    def alone(self, group: int, number: int) -> bool:
-        """No other group of the pool has a block of a number of which this one has one; False where it is not known."""
-        counts = self.counts[group]
-        return counts is None or (0 <= number < COUNTED and counts[number] < 2)
 
 
 class Bound:

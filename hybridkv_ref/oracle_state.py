@@ -20,7 +20,6 @@ from hybridkv_ref.oracle_code import PART, code_of
 from hybridkv_ref.oracle_entities import Makers, Record
 from hybridkv_ref.oracle_records import (
     REMEMBERED,
-    SPARE,
     UNTOLD,
     Block,
     Bound,
@@ -28,10 +27,10 @@ from hybridkv_ref.oracle_records import (
     Place,
     Refusal,
     Request,
-    Tier,
 )
 from hybridkv_ref.oracle_row import Row
 from hybridkv_ref.oracle_tables import kind_name, oracle_tables
+from hybridkv_ref.oracle_tiers import Numbered, Tier
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.recovery import entries, group_of
 from hybridkv_ref.tables import Tables
@@ -184,41 +183,29 @@ class State:
         """
         if alive is not None and self.choices.of:
             self.choices.settle(tier, group, number, alive)
-        return tier.blocks[group.index].get(number) or self.unnamed(tier, group, number)
+        held = tier.blocks[group.index]
+        return held.get(number) or self.unnamed(held, number)
 
-    def unnamed(self, tier: Tier, group: GroupState, number: int) -> Block | None:
+    def unnamed(self, held: Numbered, number: int) -> Block | None:
         """An empty block for a number that has none; None if it is lost."""
-        if number in tier.lost[group.index]:
+        if held.lost and number in held.lost:
             self.skipped += 1
             return None
-        spare = tier.spare[group.index]
-        if spare:
-            found = spare.pop()
-            found.number = number
-        else:
-            found = Block(number, tier.segment(group=group.index))
-        tier.add(group.index, number, found)
-        return found
-
-    def rest(self, tier: Tier, group: GroupState, block: Block) -> None:
-        """An empty block of which nobody knows: its record may stand for another one."""
-        spare = tier.spare[group.index]
-        if tier.pop(group.index, block.number) is block and len(spare) < SPARE:
-            block.tokens = block.domain = block.content = 0
-            block.key = ""
-            spare.append(block)
+        return held.new(number)
 
     def lose(self, tier: Tier, group: GroupState, block: Block) -> None:
         """Nothing about this block is judged any more until it is taken anew; nor is it charged to anybody."""
-        if tier.pop(group.index, block.number) is not None:
+        held = tier.blocks[group.index]
+        if held.pop(block.number) is not None:
             self.fire(self.books.group[group.index]["forget"], block.segment, pool=tier.pool)
-        tier.lost[group.index].add(block.number)
+        held.lost.add(block.number)
 
     def lose_number(self, tier: Tier, group: GroupState, number: int) -> None:
         """As ``lose``, for a number of which there may be no block."""
-        block = tier.blocks[group.index].get(number)
+        held = tier.blocks[group.index]
+        block = held.get(number)
         if block is None:
-            tier.lost[group.index].add(number)
+            held.lost.add(number)
         else:
             self.lose(tier, group, block)
 
@@ -228,7 +215,7 @@ class State:
         others: set[int] = set()
         for tier in self.tiers.values():
             for group in self.groups:
-                for block in list(tier.blocks[group.index].values()):
+                for block in tier.blocks[group.index].values():
                     lease = block.lease_of(request.uid)
                     if lease is not None and lease.stage not in self.holding:
                         block.let(request.uid)

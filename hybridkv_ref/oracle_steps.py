@@ -111,6 +111,7 @@ class Steps:
             if not self.right(span, g):
                 continue
             rows, size, held, states = self.rows[g.index], g.block, device.blocks[g.index], g.states
+            near, far, top = held.near, held.far, len(held.near)
             append, issue = rows.append, rows.issue
             part = Ran(g, record, wrote=True)
             ran.append(part)
@@ -123,8 +124,9 @@ class Steps:
                 confirm.count += 1
                 if (index := confirm.req1(pool, record, to)) >= 0:
                     state.refuse(confirm, index, (record, to), "")
-            for number, block in zip(numbers, map(held.get, numbers)):  # noqa: B905 (mypyc)
-                if number == null or (block := block or state.unnamed(device, g, number)) is None:
+            for number in numbers:
+                block = near[number] if 0 <= number < top else far.get(number)
+                if number == null or (block := block or state.unnamed(held, number)) is None:
                     continue
                 seg, lease = block.segment, block.lease_of(uid) or make.lease()
                 if lease.stage == kept and not state.fire(rows.write_on, seg, lease, record, segment=(g.name, number)):
@@ -167,6 +169,7 @@ class Steps:
             if not self.right(span, g):
                 continue
             issue, size, held = self.rows[g.index].issue, g.block, device.blocks[g.index]
+            near, far, top = held.near, held.far, len(held.near)
             part = Ran(g, record, wrote=False)
             ran.append(part)
             used, leases, numbers = part.blocks, part.leases, span.blocks
@@ -175,8 +178,9 @@ class Steps:
                 lo, hi = lo * g.ratio, hi * g.ratio
             if hi and not g.states and null in numbers:
                 self.nulls(g, numbers, lo, g.low(hi))
-            for number, block in zip(numbers, map(held.get, numbers)):  # noqa: B905 (mypyc)
-                if number == null or (block := block or state.unnamed(device, g, number)) is None:
+            for number in numbers:
+                block = near[number] if 0 <= number < top else far.get(number)
+                if number == null or (block := block or state.unnamed(held, number)) is None:
                     continue
                 seg, lease = block.segment, block.lease_of(uid) or make.lease()
                 end = seg.start + size
@@ -283,7 +287,7 @@ class Steps:
     def held(self, g: GroupState, request: Request, to: int) -> None:
         """What a group that keeps no whole history needs at ``to`` is in blocks that the request still holds."""
         state, low, held = self.state, g.low(to), to
-        if not low or state.device.lost[g.index]:
+        if not low or state.device.blocks[g.index].lost:
             return
         own = [b.segment for b in state.device.blocks[g.index].values() if b.lease_of(request.uid) is not None]
         for seg in sorted(own, key=lambda seg: -seg.start):

@@ -15,11 +15,11 @@ from hybridkv_ref.oracle_records import (
     GroupState,
     Place,
     Request,
-    Tier,
     digest,
 )
 from hybridkv_ref.oracle_row import Row
 from hybridkv_ref.oracle_state import State
+from hybridkv_ref.oracle_tiers import Tier
 
 PEER = "peer"
 """A tier whose name begins so is another engine's: what it holds is as the event says."""
@@ -126,7 +126,7 @@ class Transfers:
                 block = tier.blocks[g.index].get(number)
                 if block is not None:
                     self.state.lose(tier, g, block)
-                tier.lost[g.index].add(number)
+                tier.blocks[g.index].lost.add(number)
 
     def known(self, event: str, name: str, ends: bool) -> tuple[Transfer | None, Bound]:
         """The transfer of this name, if it runs and is judged, and the rows of the event."""

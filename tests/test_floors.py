@@ -126,6 +126,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "oracle_state",
         "oracle_steps",
         "oracle_tables",
+        "oracle_tiers",
         "oracle_transfers",
         "trace_shrink",
         "validate",

@@ -55,7 +55,8 @@ from hybridkv_ref.events import (
 )
 from hybridkv_ref.oracle import Illegal, Oracle
 from hybridkv_ref.oracle_joint import Joint
-from hybridkv_ref.oracle_records import COUNTED, Block, Refusal, Request
+from hybridkv_ref.oracle_records import Block, Refusal, Request
+from hybridkv_ref.oracle_tiers import NEAR
 
 FULL = GroupSpec("full", "compressed_kv", 16)
 WIN = GroupSpec("win", "swa_window", 16, window=32)
@@ -328,7 +329,7 @@ def test_memory_has_its_cap_without_the_null_block() -> None:
     assert refused.values == {"full.used": 3, "size": 1, "full.CAP": 3}
 
 
-@pytest.mark.parametrize("number", [1, COUNTED - 1, COUNTED, -7])
+@pytest.mark.parametrize("number", [1, NEAR - 1, NEAR, -7])
 def test_groups_of_one_pool_do_not_share_a_block(number: int) -> None:
     shared = [GroupSpec("full", "compressed_kv", 16, pool="p"), GroupSpec("win", "swa_window", 16, window=32, pool="p")]
     both: list[Event] = [Arrive("a", 16, ids=[1]), Allocate("a", "full", [number]), Allocate("a", "win", [number])]

@@ -218,9 +218,10 @@ class Lockstep:
         state = self.oracle.state
         for name in pools.keys() & self.groups:
             group, pool = state.by_name[name], pools[name]
-            if state.device.lost[group.index]:
+            held = state.device.blocks[group.index]
+            if held.lost:
                 continue
-            used = sum(b.segment.mem for b in state.device.blocks[group.index].values())
+            used = sum(b.segment.mem for b in held.values())
             if self.counts.get(name) != (pool.free, used):
                 self.counts[name] = (pool.free, used)
                 self.feed([Measure("pool", name, free=pool.free, used=used, capacity=pool.capacity)])
