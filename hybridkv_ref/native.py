@@ -32,7 +32,8 @@ WRITTEN = {"oracle_entities": "entities", "oracle_compiled": "rows"}
 COMPILED = (
     *WRITTEN, "oracle_row", "oracle_records", "oracle_tiers", "oracle_choices", "oracle_state", "oracle_ranks",
     "oracle_hits", "oracle_pins", "oracle_requests", "oracle_blocks", "oracle_index", "oracle_steps",
-    "oracle_transfers", "oracle_claims", "oracle", f"{ADAPTERS}/vllm_tables", f"{ADAPTERS}/vllm_index", f"{ADAPTERS}/vllm",
+    "oracle_transfers", "oracle_claims", "oracle",
+    f"{ADAPTERS}/vllm_tables", f"{ADAPTERS}/vllm_index", f"{ADAPTERS}/vllm",
 )  # fmt: skip
 """The modules that are compiled."""
 
@@ -41,6 +42,9 @@ from mypyc.build import mypycify
 from setuptools import setup
 
 modules = mypycify({arguments!r}, opt_level="3", debug_level="0", group_name="hybridkv_oracle")
+for module in modules:
+    module.extra_compile_args += {flags!r}
+    module.extra_link_args += {flags!r}
 setup(name="hybridkv_oracle", ext_modules=modules)
 """
 
@@ -82,12 +86,16 @@ def build() -> Path:
         for module, function in WRITTEN.items():
             (tree / PACKAGE / f"{module}.py").write_text(getattr(native_source, function)())
         arguments = ["--ignore-missing-imports", *(f"{PACKAGE}/{name}.py" for name in COMPILED)]
-        (tree / "setup.py").write_text(_SETUP.format(arguments=arguments))
-        command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", "built"]
+        command = [sys.executable, "setup.py", "-q", "build_ext", "--force", "--build-lib", "built"]
         # The copy is what is compiled, not another checkout that the variable may name.
         environment = {n: v for n, v in os.environ.items() if n not in (VARIABLE, "PYTHONPATH")}
-        done = subprocess.run(command, cwd=tree, capture_output=True, text=True, env=environment)
-        if done.returncode:
+        # Calls into mypyc's own C files are inlined where the linker can; not every compiler has one that does.
+        for flags in (["-flto", "-fno-semantic-interposition"], []):
+            (tree / "setup.py").write_text(_SETUP.format(arguments=arguments, flags=flags))
+            done = subprocess.run(command, cwd=tree, capture_output=True, text=True, env=environment)
+            if not done.returncode:
+                break
+        else:
             said = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
             raise InputError(f"native: the build failed: {said[-1]}")
         made = Path(tempfile.mkdtemp(dir=target.parent))

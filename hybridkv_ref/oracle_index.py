@@ -151,7 +151,7 @@ class Index:
                 entries, held, rows = self.found.of(name, g.index), tier.blocks[g.index], on.group[g.index]
                 unpublish = rows["unpublish"]
             for place, key in enumerate(e.keys):
-                live: list[Entry] = entries.get(key) or []
+                live: list[Entry] = entries.pop(key, [])
                 known.count += 1
                 if (index := known.sys1(pool, len(live))) >= 0:
                     state.refuse(known, index, (len(live),), (e.group, key))
@@ -161,8 +161,8 @@ class Index:
                     state.choices.settle(tier, g, number, alive=True)
                 place_of = self.choose(tier, g, live, number) if len(live) > 1 else 0
                 entry = live.pop(place_of)
-                if not live:
-                    del entries[key]
+                if live:
+                    entries[key] = live
                 if tree:
                     if not live:
                         below = self.blocks.below.get((e.tier, g.index, key), ())
@@ -263,7 +263,10 @@ class Index:
                 real = sum(1 for live in entries for b in live if b is None or b.segment.keys)
                 state.fire(other["counted"], e.value, real, segment=e.group)
             case "pool":
-                state.fire(other["balance"], e.free, e.used, e.reserved, e.capacity, segment=e.group)
+                row, told = other["balance"], (e.free, e.used, e.reserved, e.capacity)
+                row.count += 1
+                if (index := row.sys4(state.pool, *told)) >= 0:
+                    state.refuse(row, index, told, e.group)
             case "rows":
                 spec = state.named(e.group).spec
                 told = (e.bound, spec.window, spec.block, state.header.limits.in_flight)

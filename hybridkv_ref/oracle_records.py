@@ -172,7 +172,7 @@ class Request:
 class GroupState:
     """One cache group: its description, kind in the tables, what it needs to resume, and the rules of that need."""
 
-    __slots__ = ("block", "index", "kind", "name", "need", "ratio", "reuse", "rules", "spec", "states")
+    __slots__ = ("block", "index", "kind", "layout", "name", "need", "ratio", "reuse", "rules", "spec", "states")
 
     def __init__(
         self, index: int, spec: GroupSpec, kind: str, need: Group, rules: tuple[str, ...], states: bool
@@ -180,6 +180,7 @@ class GroupState:
         self.index, self.spec, self.kind, self.need, self.rules, self.states = index, spec, kind, need, rules, states
         # What of the description is asked for block after block.
         self.name, self.block, self.ratio, self.reuse = spec.name, spec.block, spec.ratio, spec.reuse
+        self.layout = spec.layout
 
     def low(self, position: int) -> int:
         """First position that computing from ``position`` on still needs."""

@@ -79,9 +79,9 @@ class Steps:
                 self.state.fire(self.on["dispatch"].other["same_start"], at, start, segment=name)
         return e.at
 
-    def right(self, span: Span, g: GroupState) -> bool:
+    def right(self, span: Span, unit: str, g: GroupState) -> bool:
         """The indices of a span are what they should be."""
-        state, right, space, unit, ratio = self.state, True, span.space == "group", span.unit, g.ratio
+        state, right, space, ratio = self.state, True, span.space == "group", g.ratio
         row = self.index_type
         row.count += 1
         if (index := row.sys1(state.pool, space)) >= 0:
@@ -96,9 +96,9 @@ class Steps:
             if declared >= 0:
                 row = self.on["dispatch"].other["own_window"]
                 right = state.fire(row, window, declared, segment=g.name) and right
-        if (layout := span.layout) and g.spec.layout:
+        if g.layout and span.layout:
             row = self.on["dispatch"].other["same_layout"]
-            right = state.fire(row, int(layout != g.spec.layout), segment=g.name) and right
+            right = state.fire(row, int(span.layout != g.layout), segment=g.name) and right
         return right
 
     def write(self, spans: list[Span], request: Request, ran: list[Ran]) -> None:
@@ -107,8 +107,8 @@ class Steps:
         pool, device, confirm, inside = state.pool, state.device, self.confirm, self.write_inside
         drafts, kept, groups = request.drafts, self.kept, state.by_name
         for span in spans:
-            g = groups.get(span.group) or state.named(span.group)
-            if not self.right(span, g):
+            g, unit = groups.get(span.group) or state.named(span.group), span.unit
+            if not self.right(span, unit, g):
                 continue
             rows, size, held, states = self.rows[g.index], g.block, device.blocks[g.index], g.states
             near, far, top = held.near, held.far, len(held.near)
@@ -117,7 +117,7 @@ class Steps:
             ran.append(part)
             used, leases = part.blocks, part.leases
             lo, hi, numbers, end = span.lo, span.hi, span.blocks, 0
-            if span.unit == "entry":
+            if unit == "entry":
                 lo, hi = lo * g.ratio, hi * g.ratio
             if (to := hi - drafts) > record.accepted:
                 state.hidden += 1
@@ -165,8 +165,8 @@ class Steps:
         state, record, null, uid, make = self.state, request.record, self.state.header.null, request.uid, self.make
         pool, device, inside, groups = state.pool, state.device, self.read_inside, state.by_name
         for span in spans:
-            g = groups.get(span.group) or state.named(span.group)
-            if not self.right(span, g):
+            g, unit = groups.get(span.group) or state.named(span.group), span.unit
+            if not self.right(span, unit, g):
                 continue
             issue, size, held = self.rows[g.index].issue, g.block, device.blocks[g.index]
             near, far, top = held.near, held.far, len(held.near)
@@ -174,7 +174,7 @@ class Steps:
             ran.append(part)
             used, leases, numbers = part.blocks, part.leases, span.blocks
             lo, hi, last = span.lo, span.hi, 0
-            if span.unit == "entry":
+            if unit == "entry":
                 lo, hi = lo * g.ratio, hi * g.ratio
             if hi and not g.states and null in numbers:
                 self.nulls(g, numbers, lo, g.low(hi))

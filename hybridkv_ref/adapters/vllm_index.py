@@ -145,11 +145,12 @@ class WatchedIndex:
                 span = tables[index][at:]
                 blocks = span[:count]
                 # Mostly every block is cached.
-                whole = len(blocks) == len(keys) and None not in map(self.hashed, blocks_of[index][at : at + count])
+                own = blocks_of[index][at:]
+                whole = len(blocks) == len(keys) and None not in map(self.hashed, own[:count])
                 if not (whole and self._ends(index, keys, blocks)):
-                    blocks = self._found(index, keys, blocks)
+                    blocks = self._found(index, keys, blocks, own)
                     if not blocks and count < len(span):
-                        blocks = self._found(index, keys, span)
+                        blocks = self._found(index, keys, span, own)
                     blocks = blocks or self._searched(index, keys, span)
                 if blocks and blocks[-1] in span:
                     stored[index] += span.index(blocks[-1]) + 1
@@ -177,10 +178,9 @@ class WatchedIndex:
                 else:
                     live.append(number)
 
-    def _found(self, index: int, keys: list[Key], span: list[int]) -> list[int]:
-        """The cached blocks of a span, where they are as many as the keys and both ends agree."""
-        cached = map(is_not, map(self.hashed, map(self.pool.blocks.__getitem__, span)), repeat(None))
-        found = list(compress(span, cached))
+    def _found(self, index: int, keys: list[Key], span: list[int], own: list[Any]) -> list[int]:
+        """The cached ones of a span (``own``: the engine's), where they are as many as the keys and both ends agree."""
+        found = list(compress(span, map(is_not, map(self.hashed, own), repeat(None))))
         return found if len(found) == len(keys) and self._ends(index, keys, found) else []
 
     def _ends(self, index: int, keys: list[Key], blocks: list[int]) -> bool:
