@@ -34,7 +34,6 @@ class WatchedIndex:
         self.hashed = attrgetter("_block_hash" if hasattr(pool.null_block, "_block_hash") else "block_hash")
         # One block mostly, so no list is made for it: collecting garbage would walk all of them.
         self.entries: list[dict[Key, int | list[int]]] = [{} for _ in header.groups]
-        self.several = [0 for _ in header.groups]
         self.partial: list[Counter[Key]] = [Counter() for _ in header.groups]
         self.taken: list[Any] = []
         self.parts = 0
@@ -64,7 +63,6 @@ class WatchedIndex:
         for index, group in enumerate(self.header.groups):
             self.entries[index].clear()
             self.partial[index].clear()
-            self.several[index] = 0
             self.sink(ev.Reset(group.name))
 
     def _name(self, index: int) -> str:
@@ -74,7 +72,7 @@ class WatchedIndex:
     def _removed(self, gone: dict[int, list[Key]], reused: Iterable[list[int]]) -> None:
         """Entries that left, together per group: the engine says one by one of each block that it takes."""
         for index, keys in gone.items():
-            if index < len(self.entries) and not self.several[index] and self.partial[index].keys().isdisjoint(keys):
+            if index < len(self.entries) and self.partial[index].keys().isdisjoint(keys):
                 entries = self.entries[index]
                 numbers = list(map(entries.pop, keys, repeat(None)))
                 known = [n for n in numbers if isinstance(n, int)]
@@ -88,6 +86,7 @@ class WatchedIndex:
         """The same where a key has several blocks, none that is known, or stands for a part of a block."""
         named = index < len(self.entries)
         entries, partial = (self.entries[index], self.partial[index]) if named else ({}, Counter[Key]())
+        taken = {n for blocks in reused for n in blocks}
         told: list[Key] = []
         numbers: list[int] = []
         for key in keys:
@@ -102,12 +101,11 @@ class WatchedIndex:
                 continue
             if isinstance(number, list):
                 # A block may be taken and published under the same key again by one call.
-                taken = {n for blocks in reused for n in blocks}
-                left = [n for n in number if n in taken or (index, key) not in self._hashes(n)] or number
-                number.remove(left[0])
+                left = [n for n in number if n in taken] or [n for n in number if (index, key) not in self._hashes(n)]
+                gone = left[0] if left else number[0]
+                number.remove(gone)
                 entries[key] = number if len(number) > 1 else number[0]
-                self.several[index] -= len(number) == 1
-                number = left[0]
+                number = gone
             told.append(key)
             numbers.append(number)
         if told:
@@ -174,7 +172,6 @@ class WatchedIndex:
                     entries[key] = number
                 elif isinstance(live, int):
                     entries[key] = [live, number]
-                    self.several[index] += 1
                 else:
                     live.append(number)
 
