@@ -12,23 +12,23 @@ SPARE: Final = 4096
 """How many records of empty blocks are kept to be used again, per group and tier."""
 
 NEAR: Final = 1 << 20
-"""Blocks with numbers below this are kept in a list."""
+"""Blocks of the device with numbers below this are kept in a list; those of other tiers are few, or far between."""
 
 Entry = Block | None
 """A block that is findable, or None where the event did not say which."""
 
 
 class Numbered:
-    """The blocks of one group in one tier by number: ``near`` in a list, which is faster, and ``far`` in a dict.
+    """The blocks of one group in one tier by number: ``near`` ones in a list, which is faster, and ``far`` in a dict.
 
-    ``lost``: numbers of whose blocks nothing is known. ``counts``: where groups share a pool of the device, how many of
-    them have a near block of a number.
+    ``end``: the first number that is not near. ``lost``: numbers of whose blocks nothing is known. ``counts``: where
+    groups share a pool of the device, how many of them have a near block of a number.
     """
 
-    __slots__ = ("counts", "far", "group", "lost", "near", "segment", "spare")
+    __slots__ = ("counts", "end", "far", "group", "lost", "near", "segment", "spare")
 
-    def __init__(self, group: int, segment: Callable[..., Segment], counts: list[int] | None) -> None:
-        self.group, self.segment, self.counts = group, segment, counts
+    def __init__(self, group: int, segment: Callable[..., Segment], counts: list[int] | None, end: int) -> None:
+        self.group, self.segment, self.counts, self.end = group, segment, counts, end
         self.near: list[Block | None] = []
         self.far: dict[int, Block] = {}
         self.lost: set[int] = set()
@@ -55,16 +55,16 @@ class Numbered:
 
     def add(self, number: int, block: Block) -> None:
         """A block of a number that has none."""
-        if not 0 <= number < NEAR:
+        if not 0 <= number < self.end:
             self.far[number] = block
             return
         near, counts = self.near, self.counts
         if number >= len(near):
-            near.extend([None] * (2 * number + 1 - len(near)))
+            near.extend([None] * (min(2 * number + 1, self.end) - len(near)))
         near[number] = block
         if counts is not None:
             if number >= len(counts):
-                counts.extend([0] * (2 * number + 1 - len(counts)))
+                counts.extend([0] * (len(near) - len(counts)))
             counts[number] += 1
 
     def pop(self, number: int) -> Block | None:
@@ -81,7 +81,7 @@ class Numbered:
 
     def alone(self, number: int) -> bool:
         """No other group of the pool has a block of a number of which this one has one; False where it is not known."""
-        return self.counts is None or (0 <= number < NEAR and self.counts[number] < 2)
+        return self.counts is None or (0 <= number < self.end and self.counts[number] < 2)
 
     def rest(self, block: Block) -> None:
         """An empty block of which nobody knows: its record may stand for another one."""
@@ -101,7 +101,8 @@ class Tier:
     ) -> None:
         self.name, self.pool, self.rows = name, pool, rows
         counts = {g.spec.pool: list[int]() for g in groups if g.spec.pool and name == DEVICE}
-        self.blocks = [Numbered(g.index, segment, counts.get(g.spec.pool)) for g in groups]
+        end = NEAR if name == DEVICE else 0
+        self.blocks = [Numbered(g.index, segment, counts.get(g.spec.pool), end) for g in groups]
 
 
 class Found:

@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 from engine_traces import events_of, header
 from hypothesis import HealthCheck, given, settings
@@ -65,6 +66,26 @@ def test_random_legal_traces_are_accepted(
 ) -> None:
     driver = Driver(chance, recurrent, capacity, in_order)
     accepted(driver.header, driver.run(60))
+
+
+def test_a_hit_that_is_asked_for_late_is_that_of_one_who_asked_all_along() -> None:
+    """What the blocks hold is counted from the first question on."""
+    found = 0
+    for seed in range(24):
+        chance = random.Random(seed)
+        driver = Driver(chance, seed % 2 == 1, (14, 20, 40)[seed % 3], in_order=seed % 5 == 0)
+        events = driver.run(80)
+        # No claim of the engine asks either.
+        header, begin = msgspec.structs.replace(driver.header, capabilities=()), chance.randrange(len(events))
+        early, late = Oracle(header), Oracle(header)
+        for number, event in enumerate(events):
+            for oracle in (early, late):
+                oracle.feed(event)
+            for name in early.state.requests:
+                expected = early.expected_hit(name)
+                found += expected.r > 0
+                assert number < begin or late.expected_hit(name) == expected
+    assert found > 100
 
 
 def legal_runs(count: int) -> Counter[str]:

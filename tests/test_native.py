@@ -107,6 +107,23 @@ def test_what_cannot_be_built_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+def test_a_compiler_that_cannot_link_as_one_will_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is compiled is the same, a little slower."""
+    if why := missing():
+        pytest.skip(why)
+    compiler, said = tmp_path / "compiler", tmp_path / "said"
+    real = shutil.which(os.environ.get("CC", "cc"))
+    compiler.write_text(
+        f'#!/bin/sh\ncase "$*" in *-flto*) echo refused >> "{said}"; exit 1;; esac\nexec "{real}" "$@"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(native, "COMPILED", ("paths",))
+    assert list(native.build().rglob("paths.*.so"))
+    assert said.read_text().startswith("refused")
+
+
 def test_nothing_compiled_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.warns(UserWarning, match="nothing is compiled of these sources: run 'hybridkv native'"):

@@ -182,7 +182,7 @@ class Attached:
         """What is written, and what is read before it.
 
         A group that keeps everything is told whole only once, another one when its table has changed, and else the
-        oldest block that it needs: the others are not given back before that one.
+        oldest block that it needs, which is the first that may go.
         """
         reads: list[Span] = []
         for group in self.reused if lo else ():

@@ -65,6 +65,20 @@ def test_driven_for_long(in_vllm: RunIn, model: str, depth: int) -> None:
     assert [one["refusals"] for one in lines(done)] == [[]] * 5
 
 
+def test_a_window_is_told_whole_when_its_table_has_changed(in_vllm: RunIn) -> None:
+    """Else the oldest block that the step reads is told, which is the first that may go."""
+    (found,) = lines(in_vllm("vllm_reads.py"))
+    size, window, steps = found["block"], found["window"], found["steps"]
+    assert (len(steps), {step["moved"] for step in steps}) == (64, {True, False})
+    for step in steps:
+        at, table, ((blocks, lo, hi),) = step["at"], step["table"], step["read"]
+        first = (at + 1 - window) // size
+        whole = table[first : -(-at // size)]
+        assert 0 not in blocks
+        assert (blocks, lo) == (whole if step["moved"] else whole[:1], first * size)
+        assert hi == (at if step["moved"] else min(at, lo + size))
+
+
 @pytest.fixture(scope="module")
 def hunted(in_vllm: RunIn) -> list[dict[str, Any]]:
     return lines(in_vllm("vllm_faults.py"))

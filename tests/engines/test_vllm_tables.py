@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from hybridkv_ref.adapters.vllm_tables import PIECE, Held, Run, first_block, follow, split
+from hybridkv_ref.adapters.vllm_tables import PIECE, Held, Oldest, Run, first_block, follow, split
+from hybridkv_ref.models import load_model, model_names
+from hybridkv_ref.recovery import from_model
 
 NULL = 0
 
@@ -94,3 +96,14 @@ def test_what_a_window_left_behind_is_looked_at_when_asked() -> None:
     revived = [BLOCKS[NULL]] * 50 + [BLOCKS[20]] + table[51:] + [BLOCKS[9]]
     assert follow(seen, numbers, revived, NULL, 101) == ([], [])
     assert follow(seen, numbers, revived, NULL) == ([], [(50, [20])])
+
+
+@pytest.mark.parametrize("model", model_names())
+def test_the_oldest_block_is_what_the_need_says(model: str) -> None:
+    """At each position of a request that goes on, by one token or several, and now and then back; for every group."""
+    chance = random.Random(model)
+    for group in from_model(load_model(model)):
+        oldest, at = Oldest(), 0
+        for _ in range(600):
+            assert oldest.at(group.need, group.unit, at) == group.need(at, at)[0] // group.unit
+            at = max(0, at + chance.choice((1, 1, 1, 1, 2, 7, 300, -1, -3)))
