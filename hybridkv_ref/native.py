@@ -120,3 +120,9 @@ def activate() -> None:
     for name in (PACKAGE, f"{PACKAGE}.{ADAPTERS}"):
         importlib.import_module(name).__path__.insert(0, str(found.joinpath(*name.split("."))))
     sys.path.append(str(found))
+
+
+def made() -> str:
+    """Whether the oracle of this process is compiled or interpreted, as a word."""
+    found = importlib.import_module(f"{PACKAGE}.oracle_steps").__file__
+    return "interpreted" if str(found).endswith(".py") else "compiled"

@@ -19,7 +19,7 @@ from unittest.mock import patch
 from rich.console import Console
 from rich.table import Table
 
-from hybridkv_ref import oracle_steps
+from hybridkv_ref import native
 from hybridkv_ref.adapters import sglang_driver
 from hybridkv_ref.adapters.sglang import Attached
 from hybridkv_ref.events import Event
@@ -83,8 +83,9 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=["gpt-oss-20b@16", "gemma-3-27b@64"])
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
-    made = "interpreted" if str(oracle_steps.__file__).endswith(".py") else "compiled"
-    table = Table("model", "cache", "form", "steps/s", "of bare", "events/step", "rows/step", title=f"oracle {made}")
+    table = Table(
+        "model", "cache", "form", "steps/s", "of bare", "events/step", "rows/step", title=f"oracle {native.made()}"
+    )
     for model in args.models:
         with patch.object(sglang_driver, "judge"):
             rounds = [[round_of(model, form) for form in FORMS] for _ in range(ROUNDS)]

@@ -25,7 +25,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.request import Request, RequestStatus
 
-from hybridkv_ref import Oracle, oracle_steps
+from hybridkv_ref import Oracle, native
 from hybridkv_ref.adapters.vllm import Attached
 from hybridkv_ref.adapters.vllm_build import build
 from hybridkv_ref.events import Event
@@ -94,8 +94,9 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, metavar="FILE")
     args = parser.parse_args()
     asked = list(traced(args.trace, 2 * args.requests)) if args.trace else prompts(2 * args.requests)
-    made = "interpreted" if str(oracle_steps.__file__).endswith(".py") else "compiled"
-    table = Table("model", "blocks", "form", "req/s", "of bare", "events/req", "rows/req", title=f"oracle {made}")
+    table = Table(
+        "model", "blocks", "form", "req/s", "of bare", "events/req", "rows/req", title=f"oracle {native.made()}"
+    )
     for model in args.models:
         rounds = [[round_of(model, form, asked, args.blocks) for form in FORMS] for _ in range(ROUNDS)]
         for place, form in enumerate(FORMS):

@@ -29,7 +29,7 @@ import pytest
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 
-from hybridkv_ref import Oracle
+from hybridkv_ref import Oracle, native
 from hybridkv_ref.adapters.vllm import CLAIMS, Attached
 from hybridkv_ref.adapters.vllm_features import call_names
 from hybridkv_ref.errors import InputError
@@ -254,7 +254,7 @@ def markdown(told: dict[str, Any], rounds: int) -> list[str]:
         f"* {passing}; outcomes that differ: {len(told['changed'])}.",
         f"* {told['failed_in_both']} more ask the hub for a model and fail in both, without a network.",
         f"* {told['managers']} managers, {told['watched']} of which something was told; {told['events']:,} events.",
-        f"* Cost: {cost} (median of {rounds}; each manager has an oracle of its own).", "",
+        f"* Cost: {cost} (median of {rounds}; each manager has an oracle of its own, {native.made()}).", "",
         "| managers | watched |", "|---|---|",
         *(f"| {count} | {why} |" for why, count in told["ended"].most_common()), "",
         f"Refused: {len(told['refused'])}.", "",
