@@ -66,7 +66,7 @@ class Blocks:
                 request, g = state.request(req), state.named(group)
                 row, size, shared = on.group[g.index]["admit"], g.block, self.sharing[g.index]
                 held = device.blocks[g.index]
-                near, far, lost = held.near, held.far, held.lost
+                near, lost = held.near, held.lost
             if request.lost or not (request.running or self.hits.settle(request)):
                 state.skipped += 1
                 for number in e.blocks:
@@ -87,7 +87,7 @@ class Blocks:
                         lost.discard(number)
                     if choices:
                         state.choices.settle(device, g, number, alive=False)
-                    block = near[number] if 0 <= number < top else far.get(number)
+                    block = near[number] if 0 <= number < top else held.get(number)
                     block = block or held.new(number)
                     if (held.alone(number) and not choices) or self.apart(on, shared, g, number):
                         self.take(row, g, block, request, record, at)
@@ -150,7 +150,7 @@ class Blocks:
                 name = e.tier
                 tier, unheld = state.tier(name), ends.unheld
                 held, pool = tier.blocks[g.index], tier.pool
-                near, far = held.near, held.far
+                near = held.near
             if request is not None:
                 record, uid = request.record, request.uid
                 # What a running request gives up has to lie before this.
@@ -159,7 +159,7 @@ class Blocks:
                 record, uid, low = self.requests.nobody, 0, -1
             top = len(near)
             for number in e.blocks:
-                block = near[number] if 0 <= number < top else far.get(number)
+                block = near[number] if 0 <= number < top else held.get(number)
                 if number == null or (block := block or state.unnamed(held, number)) is None:
                     continue
                 if self.deferred and not self.in_time(on, e, number):

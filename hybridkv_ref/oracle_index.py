@@ -31,7 +31,7 @@ class Index:
                 group, name = e.group, e.tier
                 g, tier = state.named(group), state.tier(name)
                 entries, held, rows = self.found.of(name, g.index), tier.blocks[g.index], on.group[g.index]
-                near, far, counted = held.near, held.far, found.asked and tier is state.device
+                near, counted = held.near, found.asked and tier is state.device
                 publish, at_tier = rows["publish"], tier.pool
             numbers, parent, at = e.blocks, e.parent, e.at
             if e.tokens is not None:
@@ -54,7 +54,7 @@ class Index:
                         continue
                     if choices:
                         state.choices.settle(tier, g, number, alive=True)
-                    block = near[number] if 0 <= number < len(near) else far.get(number)
+                    block = near[number] if 0 <= number < len(near) else held.get(number)
                     block = block or state.unnamed(held, number)
                 if block is not None:
                     seg, writer = block.segment, block.writer

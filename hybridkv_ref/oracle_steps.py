@@ -111,7 +111,7 @@ class Steps:
             if not self.right(span, unit, g):
                 continue
             rows, size, held, states = self.rows[g.index], g.block, device.blocks[g.index], g.states
-            near, far, top = held.near, held.far, len(held.near)
+            near, top = held.near, len(held.near)
             append, issue = rows.append, rows.issue
             part = Ran(g, record, wrote=True)
             ran.append(part)
@@ -125,7 +125,7 @@ class Steps:
                 if (index := confirm.req1(pool, record, to)) >= 0:
                     state.refuse(confirm, index, (record, to), "")
             for number in numbers:
-                block = near[number] if 0 <= number < top else far.get(number)
+                block = near[number] if 0 <= number < top else held.get(number)
                 if number == null or (block := block or state.unnamed(held, number)) is None:
                     continue
                 seg, lease = block.segment, block.lease_of(uid) or make.lease()
@@ -169,7 +169,7 @@ class Steps:
             if not self.right(span, unit, g):
                 continue
             issue, size, held = self.rows[g.index].issue, g.block, device.blocks[g.index]
-            near, far, top = held.near, held.far, len(held.near)
+            near, top = held.near, len(held.near)
             part = Ran(g, record, wrote=False)
             ran.append(part)
             used, leases, numbers = part.blocks, part.leases, span.blocks
@@ -179,7 +179,7 @@ class Steps:
             if hi and not g.states and null in numbers:
                 self.nulls(g, numbers, lo, g.low(hi))
             for number in numbers:
-                block = near[number] if 0 <= number < top else far.get(number)
+                block = near[number] if 0 <= number < top else held.get(number)
                 if number == null or (block := block or state.unnamed(held, number)) is None:
                     continue
                 seg, lease = block.segment, block.lease_of(uid) or make.lease()

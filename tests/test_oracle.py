@@ -329,6 +329,17 @@ def test_memory_has_its_cap_without_the_null_block() -> None:
     assert refused.values == {"full.used": 3, "size": 1, "full.CAP": 3}
 
 
+@pytest.mark.parametrize("number", [1, 9, NEAR - 1, NEAR, -7])
+def test_one_event_cannot_name_a_block_twice(number: int) -> None:
+    """Also where no block of such a number was known before."""
+    first = Arrive("a", 64)
+    twice = only(header(), first, Allocate("a", "full", [number, number]))
+    assert (twice.row, twice.segment) == ("full.admit", f"full:{number}")
+    events: list[Event] = [first, Allocate("a", "full", [2, number])]
+    assert refusals(header(), *events) == ()
+    assert only(header(), *events, Free("a", "full", [number, number])).segment == f"full:{number}"
+
+
 @pytest.mark.parametrize("number", [1, NEAR - 1, NEAR, -7])
 def test_groups_of_one_pool_do_not_share_a_block(number: int) -> None:
     shared = [GroupSpec("full", "compressed_kv", 16, pool="p"), GroupSpec("win", "swa_window", 16, window=32, pool="p")]
