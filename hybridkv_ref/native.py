@@ -43,8 +43,8 @@ from setuptools import setup
 
 modules = mypycify({arguments!r}, opt_level="3", debug_level="0", group_name="hybridkv_oracle")
 for module in modules:
-    module.extra_compile_args += {flags!r}
-    module.extra_link_args += {flags!r}
+    module.extra_compile_args = [*module.extra_compile_args, *{flags!r}]
+    module.extra_link_args = [*module.extra_link_args, *{flags!r}]
 setup(name="hybridkv_oracle", ext_modules=modules)
 """
 

@@ -30,8 +30,8 @@ class Index:
             if e.group != group or e.tier != name:
                 group, name = e.group, e.tier
                 g, tier = state.named(group), state.tier(name)
-                entries, held, rows = self.found.of(name, g.index), tier.blocks[g.index], on.group[g.index]
-                near, counted = held.near, found.asked and tier is state.device
+                entries, held, rows = found.of(name, g.index), tier.blocks[g.index], on.group[g.index]
+                near, on_device = held.near, tier is state.device
                 publish, at_tier = rows["publish"], tier.pool
             numbers, parent, at = e.blocks, e.parent, e.at
             if e.tokens is not None:
@@ -69,7 +69,7 @@ class Index:
                         state.lose(tier, g, block)
                         continue
                     block.key = key
-                    if counted:
+                    if on_device:
                         found.more(g.index, block.content)
                 if live is None:
                     entries[key] = [block]

@@ -13,44 +13,41 @@ Entries of a part of a block (``Attached.index`` counts them) are not told: the 
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hybridkv_ref import events as ev
 from hybridkv_ref.adapters.vllm_features import call_names, missing_features
 from hybridkv_ref.adapters.vllm_index import WatchedIndex
-from hybridkv_ref.adapters.vllm_tables import PIECE, Held, Oldest, Run, first_block, follow, split
-from hybridkv_ref.events import Accept, Complete, Dispatch, Event, Header, Measure, Span
+from hybridkv_ref.adapters.vllm_tables import PIECE, Held, Life, Oldest, Run, first_block, follow, split
+from hybridkv_ref.events import (
+    Abort,
+    Accept,
+    Allocate,
+    Arrive,
+    Complete,
+    Dispatch,
+    Draft,
+    Event,
+    Finish,
+    Free,
+    Header,
+    Lookup,
+    Measure,
+    Part,
+    Pin,
+    Preempt,
+    Reject,
+    Span,
+    TransferBegin,
+    TransferEnd,
+    TransferFail,
+)
 from hybridkv_ref.need_functions import NeedFunction
 from hybridkv_ref.paths import SPEC_DIR
 from hybridkv_ref.recovery import group_of
 
 CLAIMS = ("blocks", "reuse", "index", "steps", "in_order")
 """What a trace of this adapter shows."""
-
-
-@dataclass(slots=True)
-class Life:
-    """What was last seen of a request: its tables, tokens told, positions dispatched and done, steps in flight.
-
-    ``blocks`` are the engine's own, of which the tables are the numbers: lists of them compare by identity, fast.
-    ``firsts``: per table the index before which it was all null; ``whole``: its length when that was last looked at;
-    ``oldest``: the first block that is needed of it; ``moved``: it has changed since a step was told to read it.
-    """
-
-    tables: list[list[int]]
-    blocks: list[list[Any]]
-    stored: list[int]
-    firsts: list[int]
-    whole: list[int]
-    oldest: list[Oldest]
-    moved: list[bool]
-    told: int
-    sent: int = 0
-    used: int = -1
-    steps: list[tuple[str, int]] = field(default_factory=list)
-    load: str = ""
 
 
 class Reused:
@@ -72,7 +69,7 @@ class Attached:
         self.reused = [Reused(i, need.name, need.unit, need.need) for i, need in reused]
         self.lives: dict[str, Life] = {}
         self.held = [Held(self.pool.num_gpu_blocks) for _ in self.names]
-        self.free = self.used = -1
+        self.told_free = self.told_used = -1
         self.count = 0
         watched = [name for name in call_names() if hasattr(self, f"_{name}") and hasattr(manager, name)]
         self.calls = {name: getattr(manager, name) for name in watched}
@@ -100,7 +97,7 @@ class Attached:
             domain |= {"salt": salt} if salt else {}
             for part in getattr(request, "mm_features", None) or ():
                 domain[f"media{part.mm_position.offset}"] = str(part.identifier)
-            self.sink(ev.Arrive(request.request_id, count, self._ids(request, 0, count), domain))
+            self.sink(Arrive(request.request_id, count, self._ids(request, 0, count), domain))
             life = self._new_life([[] for _ in self.names], [[] for _ in self.names], count)
             self.lives[request.request_id] = life
         return life
@@ -117,7 +114,7 @@ class Attached:
         self._done(life, life.sent if drafts else at - getattr(request, "num_in_flight_tokens", 0))
         if drafts:
             self.sink(Accept(name, at))
-            self.sink(ev.Reject(name, at))
+            self.sink(Reject(name, at))
             life.sent = at
         if count > life.told:
             known = life.told - life.told % self.unit
@@ -144,7 +141,7 @@ class Attached:
         life.used = used
         groups = zip(self.names, blocks.blocks, strict=True) if used else ()
         found = {name: [b.block_id for b in group] for name, group in groups if group}
-        self.sink(ev.Lookup(request.request_id, used, blocks=found, outside=outside))
+        self.sink(Lookup(request.request_id, used, blocks=found, outside=outside))
 
     def _allocate_slots(self, request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
         call = self.calls["allocate_slots"]
@@ -160,10 +157,10 @@ class Attached:
         cached = [[b.block_id for b in g] for g in hits.blocks] if hits is not None and new else []
         pinned, taken = self._moved(request.request_id, life, cached)
         for index, numbers in pinned:
-            self.sink(ev.Pin(request.request_id, self.names[index], numbers))
+            self.sink(Pin(request.request_id, self.names[index], numbers))
         stored = self.index.leave([numbers for _, (_, numbers) in taken])
         for index, (at, numbers) in taken:
-            self.sink(ev.Allocate(request.request_id, self.names[index], numbers, at * self.header.groups[index].block))
+            self.sink(Allocate(request.request_id, self.names[index], numbers, at * self.header.groups[index].block))
         if new and cached:
             life.stored = [len(blocks) for blocks in cached]
         if result is not None:
@@ -174,7 +171,7 @@ class Attached:
                 self._step(request, life, begin, begin + num_new_tokens)
             life.used = -1
         if stored:
-            self.index.come(stored, life.stored, life.tables, life.blocks)
+            self.index.come(stored, life)
         self._balance()
         return result
 
@@ -190,8 +187,8 @@ class Attached:
             first, table = life.oldest[index].at(group.need, size, lo), life.tables[index]
             if first * size >= lo or (not first and life.sent):
                 continue
-            if life.moved[index]:
-                life.moved[index] = False
+            if life.changed[index]:
+                life.changed[index] = False
                 reads.append(Span(group.name, table[first : -(-lo // size)], first * size, lo))
             else:
                 end = (first + 1) * size
@@ -207,7 +204,7 @@ class Attached:
         self.count += 1
         step = f"{name}#{self.count}"
         if hi > life.told:
-            self.sink(ev.Draft(name, hi - max(lo, life.told)))
+            self.sink(Draft(name, hi - max(lo, life.told)))
         writes: list[Span] = []
         for group in self.reused:
             size = group.size
@@ -217,7 +214,7 @@ class Attached:
 
     def _external(self, name: str, life: Life, lo: int, hi: int, delayed: bool) -> None:
         if not delayed:
-            self.sink(ev.Complete(self._write(name, life, lo, hi, [])))
+            self.sink(Complete(self._write(name, life, lo, hi, [])))
             return
         self.count += 1
         life.load, parts = f"load{self.count}", []
@@ -225,26 +222,26 @@ class Attached:
             blocks = life.tables[index][lo // group.block : -(-hi // group.block)]
             if target := [b for b in blocks if b != self.header.null]:
                 # The peer's numbers are not known: each of its blocks is told by one that no other load has.
-                parts.append(ev.Part(group.name, [self.count * self.pool.num_gpu_blocks + b for b in target], target))
-        self.sink(ev.TransferBegin(life.load, parts, "peer", req=name))
+                parts.append(Part(group.name, [self.count * self.pool.num_gpu_blocks + b for b in target], target))
+        self.sink(TransferBegin(life.load, parts, "peer", req=name))
 
     def loaded(self, request: Any, ok: bool = True) -> None:
         """The connector's tokens have arrived, or will not: the manager is not told, so the caller says so."""
         life = self.lives[request.request_id]
-        self.sink(ev.TransferEnd(life.load) if ok else ev.TransferFail(life.load))
+        self.sink(TransferEnd(life.load) if ok else TransferFail(life.load))
         life.load = ""
 
     def _cache_blocks(self, request: Any, num_computed_tokens: int) -> Any:
         life = self._life(request)
         result = self.calls["cache_blocks"](request, num_computed_tokens)
-        self.index.come(self.index.leave(), life.stored, life.tables, life.blocks)
+        self.index.come(self.index.leave(), life)
         return result
 
     def _free(self, request: Any) -> Any:
         life = self._life(request)
         self._progress(request, life)
         for step, _ in life.steps:
-            self.sink(ev.Complete(step))
+            self.sink(Complete(step))
         if life.load:
             self.loaded(request, False)
         result = self.calls["free"](request)
@@ -255,7 +252,7 @@ class Attached:
         """A request has given its blocks back, for good or to begin again."""
         name, over = request.request_id, request.is_finished()
         aborted = over and "ABORT" in request.status.name
-        self.sink(ev.Abort(name) if aborted else ev.Finish(name) if over else ev.Preempt(name))
+        self.sink(Abort(name) if aborted else Finish(name) if over else Preempt(name))
         self._moved(name, life, [])
         del self.lives[name]
         if not over:
@@ -305,12 +302,12 @@ class Attached:
                 life.whole[index], first = len(now), 0
             if len(now) == len(seen) and (now[first:] == seen[first:] if first else now == seen):
                 continue
-            life.moved[index] = True
+            life.changed[index] = True
             gone, came = follow(seen, life.tables[index], now, null, first)
             life.firsts[index] = first_block(life.tables[index], min([first, *(at for at, _ in came)]), null)
             if gone:
                 self.held[index].give(gone)
-                self.sink(ev.Free(name, self.names[index], gone[::-1]))
+                self.sink(Free(name, self.names[index], gone[::-1]))
             for _, numbers in came:
                 self.held[index].take(numbers)
             if came and cached and cached[index]:
@@ -326,6 +323,6 @@ class Attached:
         free, used = self.pool.get_num_free_blocks(), 0
         for held in self.held:
             used += held.count
-        if free != self.free or used != self.used:
-            self.free, self.used = free, used
+        if free != self.told_free or used != self.told_used:
+            self.told_free, self.told_used = free, used
             self.sink(Measure("pool", free=free, used=used, capacity=self.pool.num_gpu_blocks - 1))

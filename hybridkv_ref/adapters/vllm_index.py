@@ -11,6 +11,7 @@ from operator import attrgetter, is_not
 from typing import Any
 
 from hybridkv_ref import events as ev
+from hybridkv_ref.adapters.vllm_tables import Life
 from hybridkv_ref.events import Event, Header
 
 Key = bytes | int
@@ -116,17 +117,8 @@ class WatchedIndex:
         more = getattr(self.pool, "cached_block_hashes_by_block", {}).get(number, ())
         return {(self.group(h), self.key(h)) for h in (*((found,) if found is not None else ()), *more)}
 
-    def come(
-        self,
-        events: Iterable[Any],
-        stored: list[int] | None = None,
-        tables: Sequence[list[int]] = (),
-        blocks_of: Sequence[list[Any]] = (),
-    ) -> None:
-        """Tells entries that came: of a request's tables, from the index ``stored`` per group on, which moves along.
-
-        ``blocks_of``: the engine's blocks, of which the tables are the numbers.
-        """
+    def come(self, events: Iterable[Any], life: Life | None = None) -> None:
+        """Tells entries that came: of a request's tables, from the index ``stored`` per group on, which moves along."""
         for event in events:
             index, keys = event.group_idx or 0, event.block_hashes
             if index >= len(self.header.groups):
@@ -136,14 +128,13 @@ class WatchedIndex:
                 self.partial[index].update(keys)
                 self.parts += len(keys)
                 continue
-            if stored is None:
+            if life is None:
                 blocks = self._searched(index, keys, range(self.pool.num_gpu_blocks)) or [self.header.null] * len(keys)
             else:
-                at, count = stored[index], len(event.token_ids) // event.block_size
-                span = tables[index][at:]
+                at, count = life.stored[index], len(event.token_ids) // event.block_size
+                span, own = life.tables[index][at:], life.blocks[index][at:]
                 blocks = span[:count]
                 # Mostly every block is cached.
-                own = blocks_of[index][at:]
                 whole = len(blocks) == len(keys) and None not in map(self.hashed, own[:count])
                 if not (whole and self._ends(index, keys, blocks)):
                     blocks = self._found(index, keys, blocks, own)
@@ -151,7 +142,7 @@ class WatchedIndex:
                         blocks = self._found(index, keys, span, own)
                     blocks = blocks or self._searched(index, keys, span)
                 if blocks and blocks[-1] in span:
-                    stored[index] += span.index(blocks[-1]) + 1
+                    life.stored[index] += span.index(blocks[-1]) + 1
             self._enter(index, keys, blocks)
             self.sink(ev.KeyPublish(self.header.groups[index].name, _texts(keys), blocks))
 

@@ -4,6 +4,7 @@ Most calls change no table, or only its end: lists are compared and cut whole, b
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
 
@@ -146,3 +147,26 @@ class Oldest:
             if need(last, last)[0] // size == self.first:
                 self.until = last
         return self.first
+
+
+@dataclass(slots=True)
+class Life:
+    """What was last seen of a request: its tables, tokens told, positions dispatched and done, steps in flight.
+
+    ``blocks`` are the engine's own, of which the tables are the numbers: lists of them compare by identity, fast.
+    ``firsts``: per table the index before which it was all null; ``whole``: its length when that was last looked at;
+    ``oldest``: the first block that is needed of it; ``changed``: it has since a step was told to read it.
+    """
+
+    tables: list[list[int]]
+    blocks: list[list[Any]]
+    stored: list[int]
+    firsts: list[int]
+    whole: list[int]
+    oldest: list[Oldest]
+    changed: list[bool]
+    told: int
+    sent: int = 0
+    used: int = -1
+    steps: list[tuple[str, int]] = field(default_factory=list)
+    load: str = ""

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridkv_ref import events as ev
-from hybridkv_ref.adapters.vllm import Attached, Life
+from hybridkv_ref.adapters.vllm import Attached
 from hybridkv_ref.adapters.vllm_runner import Job
+from hybridkv_ref.adapters.vllm_tables import Life
 from hybridkv_ref.events import Event
 
 

@@ -10,12 +10,12 @@ rate of the same round, with rows fired per step; and says whether the oracle wa
 
 import argparse
 import gc
-import statistics
 import time
 import warnings
 from typing import Any
 from unittest.mock import patch
 
+from forms import FORMS, Round, compared
 from rich.console import Console
 from rich.table import Table
 
@@ -24,7 +24,6 @@ from hybridkv_ref.adapters import sglang_driver
 from hybridkv_ref.adapters.sglang import Attached
 from hybridkv_ref.events import Event
 
-FORMS = ("bare", "watched", "judged")
 SEED, STEPS, ROUNDS = 1, 400, 5
 
 
@@ -59,7 +58,7 @@ class Timed(sglang_driver.Driver):
             raise SystemExit(f"{event}: refused")
 
 
-def round_of(model: str, form: str) -> tuple[float, int, int]:
+def round_of(model: str, form: str) -> Round:
     """Steps per second, events and rows of one form, for the second half of its steps."""
     Timed.form = form
     with patch.object(sglang_driver, "Attached", Unwatched if form == "bare" else Attached):
@@ -90,12 +89,8 @@ def main() -> None:
         with patch.object(sglang_driver, "judge"):
             rounds = [[round_of(model, form) for form in FORMS] for _ in range(ROUNDS)]
         cache = type(Timed(model, SEED).cache).__name__
-        for place, form in enumerate(FORMS):
-            rate = statistics.median(r[place][0] for r in rounds)
-            ratio = statistics.median(r[place][0] / r[0][0] for r in rounds)
-            events, rows = rounds[0][place][1:]
-            cells = (f"{rate:.0f}", f"{ratio:.2f}", f"{events / STEPS:.0f}", f"{rows / STEPS:.0f}")
-            table.add_row(model, cache, form, *cells)
+        for cells in compared(rounds, STEPS):
+            table.add_row(model, cache, *cells)
     Console().print(table)
 
 

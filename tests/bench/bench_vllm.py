@@ -11,12 +11,12 @@ pool and rows fired per request; and says whether the oracle was compiled (``hyb
 
 import argparse
 import gc
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from forms import FORMS, Round, compared
 from rich.console import Console
 from rich.table import Table
 from traced import traced
@@ -31,7 +31,6 @@ from hybridkv_ref.adapters.vllm_build import build
 from hybridkv_ref.events import Event
 from hybridkv_ref.models import load_model
 
-FORMS = ("bare", "watched", "judged")
 SHARED, STEMS, DECODE, ROUNDS = 2048, 8, 16, 5
 
 
@@ -61,7 +60,7 @@ def serve(manager: Any, requests: list[Any]) -> float:
     return time.process_time() - begun
 
 
-def round_of(model: str, form: str, asked: list[tuple[list[int], int]], blocks: int) -> tuple[float, int, int]:
+def round_of(model: str, form: str, asked: list[tuple[list[int], int]], blocks: int) -> Round:
     """Requests per second, events and rows of one form, for the second half of what is asked."""
     count = len(asked) // 2
     manager, header = build(load_model(model), blocks, max(len(tokens) + decode for tokens, decode in asked) + 1)
@@ -99,12 +98,8 @@ def main() -> None:
     )
     for model in args.models:
         rounds = [[round_of(model, form, asked, args.blocks) for form in FORMS] for _ in range(ROUNDS)]
-        for place, form in enumerate(FORMS):
-            rate = statistics.median(r[place][0] for r in rounds)
-            ratio = statistics.median(r[place][0] / r[0][0] for r in rounds)
-            events, rows = rounds[0][place][1:]
-            cells = (f"{rate:.0f}", f"{ratio:.2f}", f"{events / args.requests:.0f}", f"{rows / args.requests:.0f}")
-            table.add_row(model, str(args.blocks), form, *cells)
+        for cells in compared(rounds, args.requests):
+            table.add_row(model, str(args.blocks), *cells)
     Console().print(table)
 
 
