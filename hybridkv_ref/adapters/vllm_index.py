@@ -118,7 +118,7 @@ class WatchedIndex:
         return {(self.group(h), self.key(h)) for h in (*((found,) if found is not None else ()), *more)}
 
     def come(self, events: Iterable[Any], life: Life | None = None) -> None:
-        """Tells entries that came: of a request's tables, from the index ``stored`` per group on, which moves along."""
+        """Tells entries that came: of a request's tables, per group from its ``stored`` on, which moves along."""
         for event in events:
             index, keys = event.group_idx or 0, event.block_hashes
             if index >= len(self.header.groups):

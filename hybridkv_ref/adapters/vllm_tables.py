@@ -155,7 +155,8 @@ class Life:
 
     ``blocks`` are the engine's own, of which the tables are the numbers: lists of them compare by identity, fast.
     ``firsts``: per table the index before which it was all null; ``whole``: its length when that was last looked at;
-    ``oldest``: the first block that is needed of it; ``changed``: it has since a step was told to read it.
+    ``oldest``: the first block that is needed of it; ``changed``: whether the table has,
+    since a step was told to read it.
     """
 
     tables: list[list[int]]
